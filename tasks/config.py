@@ -1,0 +1,9 @@
+"""The base of every settings model: one model is the form, the command line, the block in params.yaml and the logged parameters."""
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Config(BaseModel):
+    """Frozen settings that refuse unknown fields; defaults are checked like any other value."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
