@@ -1,0 +1,28 @@
+"""Experts that merge: task-dependent early stopping, merging operators, and the diagnostics of over-training.
+
+Horoi, Wolf, Belilovsky, Dziugaite, "From Memorization to Parameter Interference: How Overtraining Experts Harms
+Model Merging", ICML 2026 (arXiv 2506.14126).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from methods.merge_early_stop.stopper import PRESETS, MergeEarlyStopping
+
+__all__ = [
+    "PRESETS",
+    "MergeEarlyStopping",
+    "MergeEarlyStoppingCallback",
+    "latest_resumable_checkpoint",
+]
+
+_LAZY = ("MergeEarlyStoppingCallback", "latest_resumable_checkpoint")  # these need transformers
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        from methods.merge_early_stop import trainer_callback
+
+        return getattr(trainer_callback, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
