@@ -1,0 +1,75 @@
+"""Where Seedloom keeps its work and finds its servers: environment variables or `.env`, prefix SEEDLOOM_."""
+
+import contextlib
+import os
+from functools import lru_cache
+from pathlib import Path
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class Settings(BaseSettings):
+    """Machine-level settings. They never change a result, so they are no part of any flow's config."""
+
+    model_config = SettingsConfigDict(env_prefix="SEEDLOOM_", env_file=".env", extra="ignore")
+
+    work_dir: Path = Field(Path(".seedloom"), description="Folder for outputs, caches and local stores.")
+    mlflow_tracking_uri: str | None = Field(
+        None, description="MLflow tracking store; default: SQLite in the work folder."
+    )
+    mlflow_url: str | None = Field(
+        None, description="Address of the MLflow UI, for links; set by `seedloom up`."
+    )
+    experiment: str = Field("seedloom", description="MLflow experiment that flow runs are written to.")
+    prefect_port: int = Field(4200, ge=1, le=65535, description="Port of `seedloom up`'s Prefect server.")
+    mlflow_port: int = Field(5000, ge=1, le=65535, description="Port of `seedloom up`'s MLflow server.")
+
+    @property
+    def work(self) -> Path:
+        """The work folder as an absolute path."""
+        return self.work_dir.expanduser().resolve()
+
+    @property
+    def tracking_uri(self) -> str:
+        """The MLflow store: the configured one, else SQLite in the work folder."""
+        return self.mlflow_tracking_uri or f"sqlite:///{self.work / 'mlflow.db'}"
+
+    @property
+    def artifact_root(self) -> str | None:
+        """Where a local store puts artifacts; a remote store decides for itself."""
+        return None if self.mlflow_tracking_uri else (self.work / "mlartifacts").as_uri()
+
+
+@lru_cache(maxsize=1)
+def settings() -> Settings:
+    """The settings of this process, read once."""
+    return Settings()
+
+
+def configure_environment() -> Settings:
+    """Point Prefect, MLflow and the hub libraries at the work folder; call before importing them.
+
+    Values that the user has already set win. Prefect's database and results live in the work folder so
+    that a run never writes to the home folder.
+    """
+    current = settings()
+    home = current.work / "prefect"
+    # Prefect makes its home without parents; a folder that cannot be written is reported by Workspace.check.
+    with contextlib.suppress(OSError):
+        home.mkdir(parents=True, exist_ok=True)
+    defaults = {
+        "PREFECT_HOME": str(home),
+        "PREFECT_LOCAL_STORAGE_PATH": str(current.work / "results"),
+        "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",
+        "PREFECT_LOGGING_LEVEL": "WARNING",
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "PREFECT_SERVER_LOGGING_LEVEL": "ERROR",
+        "DO_NOT_TRACK": "1",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "DVC_NO_ANALYTICS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    for name, value in defaults.items():
+        os.environ.setdefault(name, value)
+    return current
