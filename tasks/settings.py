@@ -4,6 +4,7 @@ import contextlib
 import os
 from functools import lru_cache
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -22,6 +23,9 @@ class Settings(BaseSettings):
         None, description="Address of the MLflow UI, for links; set by `seedloom up`."
     )
     experiment: str = Field("seedloom", description="MLflow experiment that flow runs are written to.")
+    task_runner: Literal["threads", "dask", "ray"] = Field("threads", description="Where tasks run.")
+    workers: int = Field(1, ge=1, description="Tasks at the same time; each training uses all cores.")
+    dask_address: str | None = Field(None, description="Scheduler of an existing Dask cluster.")
     prefect_port: int = Field(4200, ge=1, le=65535, description="Port of `seedloom up`'s Prefect server.")
     mlflow_port: int = Field(5000, ge=1, le=65535, description="Port of `seedloom up`'s MLflow server.")
 
@@ -63,6 +67,7 @@ def configure_environment() -> Settings:
         "PREFECT_LOCAL_STORAGE_PATH": str(current.work / "results"),
         "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",
         "PREFECT_LOGGING_LEVEL": "WARNING",
+        "PREFECT_LOGGING_EXTRA_LOGGERS": "seedloom",
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "PREFECT_SERVER_LOGGING_LEVEL": "ERROR",
         "DO_NOT_TRACK": "1",

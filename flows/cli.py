@@ -1,0 +1,84 @@
+"""The command line. Heavy imports wait inside the commands, so that `seedloom --help` answers at once."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated
+
+import typer
+
+from methods.common.errors import ConfigError, DataError, NumericalError
+
+app = typer.Typer(
+    name="seedloom",
+    help="New machine-learning papers as pipelines on your own models and data.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+
+USAGE_ERROR = 2
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """A mistake of the user becomes one line and exit status 2; failures of the machine become 1."""
+    try:
+        yield
+    except (ConfigError, DataError) as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(USAGE_ERROR) from None
+    except (NumericalError, OSError) as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(1) from None
+
+
+@app.command("list")
+def list_flows() -> None:
+    """Show the flows and the papers behind them."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from flows.registry import FLOWS
+
+    table = Table("flow", "what it does", "paper", box=None, pad_edge=False)
+    for flow in FLOWS:
+        table.add_row(flow.name, flow.summary, flow.paper or "")
+    Console(width=None if sys.stdout.isatty() else 140).print(table)
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+    add_help_option=False,
+)
+def run(
+    context: typer.Context,
+    flow: Annotated[str, typer.Argument(help="Name of the flow; see `seedloom list`.")],
+    params: Annotated[
+        str, typer.Option(help="Settings from a YAML file, or from one block of it: FILE or FILE:block.")
+    ] = "",
+) -> None:
+    """Run a flow: seedloom run FLOW [--params FILE:block] [--field value ...]; `seedloom run FLOW --help` lists its fields."""
+    with one_line_errors():
+        from flows.registry import entry
+        from flows.settings_input import config_from, read_block
+
+        if flow in ("--help", "-h"):
+            typer.echo(context.get_help())
+            raise typer.Exit
+        found = entry(flow)
+        config = config_from(found.load_config(), context.args, flow, read_block(params) if params else None)
+
+        from tasks.settings import configure_environment
+        from tasks.workspace import Workspace
+
+        Workspace(configure_environment().work).check()
+        found.check(config)
+
+        from flows.launch import run_flow
+
+        run_flow(found, config)
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,62 @@
+"""Run a flow from the command line: on a running Prefect server when there is one, else on a temporary one."""
+
+import logging
+import os
+import sys
+import urllib.request
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.markdown import Markdown
+
+from flows.registry import FlowEntry
+from flows.task_runner import task_runner
+from tasks.config import Config
+from tasks.settings import settings
+
+
+def find_server() -> str | None:
+    """The API address of the running server: the user's, else `seedloom up`'s on this machine."""
+    given = os.environ.get("PREFECT_API_URL")
+    address = given or f"http://127.0.0.1:{settings().prefect_port}/api"
+    try:
+        with urllib.request.urlopen(f"{address}/health", timeout=2):
+            return address
+    except OSError:
+        if given:
+            raise OSError(
+                f"PREFECT_API_URL={given} does not answer; start that server (`seedloom up`) or unset the variable"
+            ) from None
+        return None
+
+
+def run_flow(entry: FlowEntry, config: Config) -> Any:
+    """Run to the end and print the report; a flow's failure is raised."""
+    server = find_server()
+    if server:
+        os.environ["PREFECT_API_URL"] = server
+    show_progress()
+    flow = entry.load_flow()
+    report = flow.with_options(task_runner=task_runner())(config)
+    print_report(report)
+    return report
+
+
+def show_progress() -> None:
+    """One line a step on standard error."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s  %(message)s", "%H:%M:%S"))
+    logger = logging.getLogger("seedloom")
+    logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
+
+
+def print_report(report: Any) -> None:
+    """The table, the verdicts and where to look."""
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    console.print(Markdown((report.folder / "report.md").read_text()))
+    if report.best:
+        typer.echo(f"best candidate: {report.best}")
+    typer.echo(f"files:          {report.folder}")
+    typer.echo(f"MLflow run:     {report.run_url or report.run_id + '  (`seedloom up` shows it in a browser)'}")

@@ -1,0 +1,99 @@
+"""Every flow by name. Nothing heavy is imported until a flow is asked for."""
+
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib import import_module
+from typing import Any
+
+from methods.common.errors import ConfigError
+from tasks.config import Config
+
+
+@dataclass(frozen=True)
+class FlowEntry:
+    """A flow that the command line, the servers and the deployments know.
+
+    Attributes:
+        name: as typed by the user and shown in the Prefect UI.
+        module: module that holds the flow under its own name, and `check(config)` for what can be known beforehand.
+        config: `module:Class` of its settings; importing it costs little.
+        summary: one line for lists.
+        paper: slug of the paper's folder in `seeds/`, for study flows.
+    """
+
+    name: str
+    module: str
+    config: str
+    summary: str
+    paper: str | None = None
+
+    def load_config(self) -> type[Config]:
+        module, _, attribute = self.config.partition(":")
+        loaded: type[Config] = getattr(import_module(module), attribute)
+        return loaded
+
+    def load_flow(self) -> Any:
+        """The Prefect flow object; imports Prefect."""
+        return getattr(import_module(self.module), self.name.replace("-", "_"))
+
+    def check(self, config: Config) -> None:
+        """Refuse what can be known to fail before any work starts."""
+        import_module(self.module).check(config)
+
+
+STEPS = "flows.steps_config"
+FLOWS: tuple[FlowEntry, ...] = (
+    FlowEntry(
+        "lifecycle",
+        "flows.lifecycle",
+        "flows.lifecycle_config:LifecycleConfig",
+        "prepare, fine-tune, merge, compress and evaluate one model, and compare every candidate",
+    ),
+    FlowEntry(
+        "prepare",
+        "flows.prepare",
+        f"{STEPS}:PrepareConfig",
+        "store a model, build task sets and held-out text",
+    ),
+    FlowEntry(
+        "finetune",
+        "flows.finetune",
+        f"{STEPS}:FinetuneConfig",
+        "train one expert a task, stopped for merging",
+    ),
+    FlowEntry(
+        "merge",
+        "flows.merge",
+        f"{STEPS}:MergeConfig",
+        "merge experts of one base, coefficients chosen on held-out examples",
+    ),
+    FlowEntry("compress", "flows.compress", f"{STEPS}:CompressConfig", "prune a model by one or more recipes"),
+    FlowEntry(
+        "evaluate",
+        "flows.evaluate",
+        f"{STEPS}:EvaluateConfig",
+        "score models on task sets, text, size and speed, and compare them",
+    ),
+    FlowEntry(
+        "merge_early_stop",
+        "flows.studies.merge_early_stop",
+        "flows.studies.merge_early_stop_config:MergeEarlyStopConfig",
+        "when to stop experts that will be merged: the paper's claims against its baselines",
+        paper="merge_early_stop",
+    ),
+)
+
+
+def entry(name: str) -> FlowEntry:
+    """The flow of that name.
+
+    Raises:
+        ConfigError: naming the nearest known flows.
+    """
+    for candidate in FLOWS:
+        if candidate.name == name:
+            return candidate
+    names = [flow.name for flow in FLOWS]
+    near = get_close_matches(name, names, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"known flows: {', '.join(names)}"
+    raise ConfigError(f"flow {name!r} is not known; {hint}")

@@ -1,0 +1,96 @@
+"""Settings from the command line and from params.yaml, by the same models as the forms."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
+
+from methods.common.errors import ConfigError
+from tasks.config import Config
+
+
+def read_block(location: str) -> dict[str, Any]:
+    """The block of a params file: `FILE` or `FILE:dotted.name`.
+
+    Raises:
+        ConfigError: when the file or the block is missing, or is no mapping.
+    """
+    from ruamel.yaml import YAML, YAMLError
+
+    file, _, name = location.partition(":")
+    path = Path(file)
+    try:
+        block = YAML(typ="safe").load(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"--params: {path} cannot be read ({error.strerror}); give an existing YAML file") from error
+    except YAMLError as error:
+        line = str(error).splitlines()[0]
+        raise ConfigError(f"--params: {path} is not YAML ({line}); correct the file") from error
+    for part in filter(None, name.split(".")):
+        if not isinstance(block, dict) or part not in block:
+            known = ", ".join(block) if isinstance(block, dict) else "none"
+            raise ConfigError(f"--params: {path} has no block {name!r}; blocks there: {known}")
+        block = block[part]
+    if not isinstance(block, dict):
+        raise ConfigError(f"--params: {location} is not a block of named settings")
+    return block
+
+
+def config_from(
+    model: type[Config], arguments: Sequence[str], flow: str, block: dict[str, Any] | None = None
+) -> Config:
+    """Build a flow's settings: options win over the block, the block over the defaults.
+
+    Raises:
+        ConfigError: one line a wrong value: field, value, remedy.
+        SystemExit: 0 after `--help`.
+    """
+
+    class CommandLine(model, BaseSettings):  # type: ignore[valid-type, misc]
+        __doc__ = model.__doc__
+        model_config = SettingsConfigDict(
+            cli_prog_name=f"seedloom run {flow}",
+            cli_exit_on_error=False,
+            cli_implicit_flags=True,
+            cli_hide_none_type=True,
+            nested_model_default_partial_update=True,
+        )
+
+        @classmethod
+        def settings_customise_sources(
+            cls,
+            settings_cls: type[BaseSettings],
+            init_settings: PydanticBaseSettingsSource,
+            env_settings: PydanticBaseSettingsSource,
+            dotenv_settings: PydanticBaseSettingsSource,
+            file_secret_settings: PydanticBaseSettingsSource,
+        ) -> tuple[PydanticBaseSettingsSource, ...]:
+            # The environment holds machine settings only; it must not leak into a flow's settings.
+            return (init_settings,)
+
+    try:
+        given = CommandLine(_cli_parse_args=list(arguments), **(block or {}))
+    except ValidationError as error:
+        raise ConfigError(explain(error, flow)) from error
+    except SettingsError as error:
+        raise ConfigError(f"{flow}: {error}; see `seedloom run {flow} --help`") from error
+    return model.model_validate(given.model_dump())
+
+
+def explain(error: ValidationError, flow: str) -> str:
+    """One line a wrong value: the field, the value and what would be right."""
+    lines = []
+    for item in error.errors():
+        name = ".".join(str(part) for part in item["loc"]) or "settings"
+        message = item["msg"].removeprefix("Value error, ")
+        if item["type"] == "extra_forbidden":
+            lines.append(f"{flow}: {name} is not a setting; see `seedloom run {flow} --help`")
+        elif item["type"] == "missing":
+            lines.append(f"{flow}: {name} is missing; give it a value (--{name} VALUE)")
+        elif item["type"] == "value_error":
+            lines.append(f"{flow}: {message}" if name == "settings" else f"{flow}: {name}: {message}")
+        else:
+            lines.append(f"{flow}: {name} = {item['input']!r}: {message[0].lower()}{message[1:]}")
+    return "\n".join(dict.fromkeys(lines))

@@ -1,0 +1,104 @@
+"""Candidates: the models that one flow run puts side by side, and the folders that carry them between steps."""
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from methods.common.errors import DataError
+from tasks.config import Config
+from tasks.reference import Reference, reference_to
+from tasks.workspace import storage_errors
+
+Stage = Literal["base", "expert", "merge", "compressed"]
+LISTING = "candidates.json"
+
+
+class Candidate(Config):
+    """A model under comparison.
+
+    Attributes:
+        name: unique in its flow run and stable between runs, e.g. `merge/ties`.
+        stage: the step that made it.
+        method: how it was made: the stopping rule, the merge method or the compression recipe.
+        reference: its folder: a full model, or an adapter on the base.
+        parents: names of the candidates it was made from.
+        task: the task that an expert was trained on.
+        facts: what its step measured about it (chosen coefficient, stop step, sparsity ...).
+        seconds: how long its step took, when it was made.
+    """
+
+    name: str
+    stage: Stage
+    method: str
+    reference: Reference
+    parents: tuple[str, ...] = ()
+    task: str = ""
+    facts: dict[str, Any] = {}
+    seconds: float = 0.0
+
+
+def save_candidates(candidates: Sequence[Candidate], folder: Path) -> Path:
+    """Copy the candidates' folders below `folder` with a listing; whole or not at all.
+
+    Raises:
+        DataError: when `folder` holds files that are no earlier listing.
+    """
+    if folder.exists() and any(folder.iterdir()) and not (folder / LISTING).exists():
+        raise DataError(f"output: {folder} holds other files; name an empty or new folder")
+    staging = folder.with_name(f".{folder.name}.partial")
+    with storage_errors(folder.parent):
+        shutil.rmtree(staging, ignore_errors=True)
+        staging.mkdir(parents=True)
+        listing = []
+        for candidate in candidates:
+            shutil.copytree(candidate.reference.path, staging / candidate.name)
+            entry = candidate.model_dump(mode="json", exclude={"seconds"})
+            entry["reference"]["path"] = candidate.name
+            listing.append(entry)
+        (staging / LISTING).write_text(json.dumps(listing, indent=1, sort_keys=True) + "\n")
+        shutil.rmtree(folder, ignore_errors=True)
+        staging.replace(folder)
+    return folder
+
+
+def load_candidates(folder: Path) -> list[Candidate]:
+    """Read a folder of candidates; a plain model or adapter folder is one candidate named after it.
+
+    Raises:
+        DataError: when the folder holds neither.
+    """
+    if not (folder / LISTING).exists():
+        if (folder / "adapter_config.json").exists():
+            return [
+                Candidate(
+                    name=folder.name, stage="expert", method="given", reference=reference_to(folder, "adapter")
+                )
+            ]
+        if (folder / "config.json").exists():
+            return [
+                Candidate(name=folder.name, stage="base", method="given", reference=reference_to(folder, "model"))
+            ]
+        raise DataError(
+            f"{folder} holds no model; give a folder with config.json, adapter_config.json or {LISTING}"
+        )
+    try:
+        listing = json.loads((folder / LISTING).read_text())
+        candidates = [Candidate.model_validate(entry) for entry in listing]
+    except ValueError as error:
+        raise DataError(
+            f"{folder / LISTING} is damaged ({str(error).splitlines()[0]}); run the step that made it again"
+        ) from error
+    found = []
+    for candidate in candidates:
+        path = folder / candidate.reference.path
+        if not path.resolve().is_relative_to(folder.resolve()):
+            raise DataError(f"{folder / LISTING} points outside its folder: {candidate.reference.path}")
+        reference = reference_to(path, candidate.reference.kind)
+        if reference.digest != candidate.reference.digest:
+            raise DataError(f"{path} was changed after {LISTING} was written; run the step that made it again")
+        found.append(candidate.model_copy(update={"reference": reference}))
+    return found
+
+
