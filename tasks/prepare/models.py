@@ -81,7 +81,9 @@ def check_model_source(settings: ModelSettings) -> None:
         check_model_folder(folder, settings.architecture)
         return
     if not _HUB_ID.match(source):
-        raise DataError(f"model source {source!r}: there is no such folder, and it is not a hub id ('owner/name')")
+        raise DataError(
+            f"model source {source!r}: there is no such folder, and it is not a hub id ('owner/name')"
+        )
     _check_hub(settings)
 
 
@@ -93,8 +95,12 @@ def check_model_folder(folder: Path, architecture: str = "any") -> None:
             tokenizer, or an architecture that transformers does not have.
     """
     if not folder.is_dir():
-        raise DataError(f"model {folder}: is a file; give the folder that holds config.json and *.safetensors")
-    config = _read_json(folder / "config.json", f"model {folder}: holds no config.json; give a save_pretrained folder")
+        raise DataError(
+            f"model {folder}: is a file; give the folder that holds config.json and *.safetensors"
+        )
+    config = _read_json(
+        folder / "config.json", f"model {folder}: holds no config.json; give a save_pretrained folder"
+    )
     _check_no_foreign_code(folder, config)
     _check_architecture(str(folder), config, architecture)
     for name in weight_files(folder):
@@ -120,7 +126,9 @@ def weight_files(folder: Path) -> list[str]:
             if Path(name).name != name or not name.endswith(".safetensors"):
                 raise DataError(f"{index}: names {name!r}, which is not a safetensors file of this folder")
             if not (folder / name).is_file():
-                raise DataError(f"{folder / name}: is missing although the index names it; fetch the model again")
+                raise DataError(
+                    f"{folder / name}: is missing although the index names it; fetch the model again"
+                )
         for name in names:
             missing = {key for key, place in table.items() if place == name} - set(
                 read_safetensors_header(folder / name)
@@ -246,7 +254,9 @@ def _materialise_smollm2(settings: ModelSettings, out: Path) -> dict[str, str]:
         _refuse_not_finite(settings.source, model.state_dict().items())
         model.save_pretrained(out)
         tokenizer.save_pretrained(out)
-    return origin.record() | {"note": "weights are 4-bit (Q4_1) blocks, dequantised: the full-precision reference here"}
+    return origin.record() | {
+        "note": "weights are 4-bit (Q4_1) blocks, dequantised: the full-precision reference here"
+    }
 
 
 # -- folders and the hub ------------------------------------------------------------------------------------------
@@ -312,14 +322,23 @@ def _check_hub(settings: ModelSettings) -> None:
         check_model_folder(Path(cached).parent, settings.architecture)
         return
     try:
-        files = {item.rfilename for item in HfApi().model_info(settings.source, revision=revision, timeout=10).siblings or []}
-        config_path = hf_hub_download(settings.source, "config.json", revision=revision) if "config.json" in files else ""
+        files = {
+            item.rfilename
+            for item in HfApi().model_info(settings.source, revision=revision, timeout=10).siblings or []
+        }
+        config_path = (
+            hf_hub_download(settings.source, "config.json", revision=revision)
+            if "config.json" in files
+            else ""
+        )
     except Exception as error:
         raise DataError(_hub_refusal(settings, error)) from error
     if not config_path:
         raise DataError(f"model {settings.source}: the hub repository holds no config.json")
     if not any(name.endswith(".safetensors") for name in files):
-        raise DataError(f"model {settings.source}: the hub repository has no safetensors weights; choose another revision")
+        raise DataError(
+            f"model {settings.source}: the hub repository has no safetensors weights; choose another revision"
+        )
     config = _read_json(Path(config_path), "")
     _refuse_code(settings.source, config)
     _check_architecture(settings.source, config, settings.architecture)
@@ -330,7 +349,9 @@ def _hub_refusal(settings: ModelSettings, error: Exception) -> str:
     if name in ("RepositoryNotFoundError", "HFValidationError"):
         return f"model {settings.source}: there is no such folder, and the hub has no such public model"
     if name == "GatedRepoError":
-        return f"model {settings.source}: is gated; accept its terms on the hub and log in with `hf auth login`"
+        return (
+            f"model {settings.source}: is gated; accept its terms on the hub and log in with `hf auth login`"
+        )
     if name == "RevisionNotFoundError":
         return f"model {settings.source}: the hub has no revision {settings.revision!r}"
     return (
@@ -374,17 +395,23 @@ def _check_architecture(name: str, config: dict[str, Any], architecture: str) ->
 
     kind = config.get("model_type")
     if kind not in CONFIG_MAPPING_NAMES:
-        raise DataError(f"model {name}: model_type {kind!r} is not one that transformers has; it would need foreign code")
+        raise DataError(
+            f"model {name}: model_type {kind!r} is not one that transformers has; it would need foreign code"
+        )
     packed = config.get("quantization_config")
     if packed:
         method = packed.get("quant_method", "unknown") if isinstance(packed, dict) else "unknown"
         raise DataError(f"model {name}: its weights are packed ({method}); give the unquantised model")
     if architecture == "causal-lm":
         if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-            raise DataError(f"model {name}: {kind} is no language model that writes text; set architecture to 'any'")
+            raise DataError(
+                f"model {name}: {kind} is no language model that writes text; set architecture to 'any'"
+            )
         classes = config.get("architectures") or []
         if classes and not any("CausalLM" in item or "LMHead" in item for item in classes):
-            raise DataError(f"model {name}: holds {classes[0]}, not a causal language model; set architecture to 'any'")
+            raise DataError(
+                f"model {name}: holds {classes[0]}, not a causal language model; set architecture to 'any'"
+            )
 
 
 def _refuse_not_finite(name: str, tensors: Any) -> None:
@@ -397,7 +424,9 @@ def _licence_of(folder: Path) -> str:
     """The licence that a model card states in its front matter, else 'not stated'."""
     card = folder / "README.md"
     if card.is_file():
-        match = re.search(r"^license:\s*(\S+)", card.read_text(encoding="utf-8", errors="replace")[:4_000], re.MULTILINE)
+        match = re.search(
+            r"^license:\s*(\S+)", card.read_text(encoding="utf-8", errors="replace")[:4_000], re.MULTILINE
+        )
         if match:
             return match.group(1)
     return "not stated"

@@ -148,7 +148,9 @@ def _ordered(examples: Iterable[Example], settings: TaskSetSettings, name: str) 
     )
 
 
-def _write_task(folder: Path, name: str, parts: dict[str, list[Example]], provenance: dict[str, Any]) -> dict[str, Any]:
+def _write_task(
+    folder: Path, name: str, parts: dict[str, list[Example]], provenance: dict[str, Any]
+) -> dict[str, Any]:
     if folder.exists():  # a part of a run that was killed
         shutil.rmtree(folder)
     digests = {part: _write_part(folder / part, examples) for part, examples in parts.items()}
@@ -180,7 +182,12 @@ def _write_part(folder: Path, examples: list[Example]) -> str:
 
     digest = hashlib.sha256("\n".join(example.id for example in examples).encode()).hexdigest()
     features = Features(
-        {"context": Value("string"), "choices": List(Value("string")), "gold": Value("int64"), "id": Value("string")}
+        {
+            "context": Value("string"),
+            "choices": List(Value("string")),
+            "gold": Value("int64"),
+            "id": Value("string"),
+        }
     )
     data = Dataset.from_dict(
         {
@@ -206,6 +213,10 @@ def _own_provenance(task: OwnTask) -> dict[str, Any]:
         kind = source_kind(source)
         files = source_files(source) if kind == "files" else []
         origins.append(
-            {"source": source, "kind": kind, "files": [{"file": f.name, "sha256": sha256_file(f)} for f in files]}
+            {
+                "source": source,
+                "kind": kind,
+                "files": [{"file": f.name, "sha256": sha256_file(f)} for f in files],
+            }
         )
     return {"licence": "your own data", "citation": "", "origins": origins}

@@ -71,7 +71,7 @@ def read_rows(source: str, hub_config: str, hub_split: str) -> Iterator[Row]:
     """
     kind = source_kind(source)
     if kind == "files":
-        rows = (row for path in source_files(source) for row in _file_rows(path))
+        rows: Iterator[Row] = (row for path in source_files(source) for row in _file_rows(path))
     elif kind == "saved":
         rows = _table_rows(_load_saved(Path(source).expanduser(), hub_split), source)
     else:
@@ -98,7 +98,9 @@ def source_files(source: str, suffixes: tuple[str, ...] = FILE_SUFFIXES) -> list
     else:
         files = sorted(Path(name) for name in glob.glob(str(path), recursive=True) if Path(name).is_file())
     if not files:
-        raise DataError(f"data {source}: there is no such file; a folder or glob must match {', '.join(suffixes)}")
+        raise DataError(
+            f"data {source}: there is no such file; a folder or glob must match {', '.join(suffixes)}"
+        )
     for item in files:
         if item.suffix not in suffixes:
             raise DataError(f"data {item}: is not one of {', '.join(suffixes)}")
@@ -115,7 +117,9 @@ def _load_saved(path: Path, split: str) -> Any:
     try:
         data = load_from_disk(str(path))
     except Exception as error:
-        raise DataError(f"data {path}: is not a whole saved data set ({type(error).__name__}); save it again") from error
+        raise DataError(
+            f"data {path}: is not a whole saved data set ({type(error).__name__}); save it again"
+        ) from error
     if isinstance(data, DatasetDict):
         if split not in data:
             raise DataError(f"data {path}: has no split {split!r}; it has {', '.join(data)}")
@@ -160,9 +164,13 @@ def _jsonl_rows(path: Path) -> Iterator[Row]:
                 try:
                     row = json.loads(line)
                 except ValueError as error:
-                    raise DataError(f"{where}: is not JSON ({error}); write one JSON object per line") from error
+                    raise DataError(
+                        f"{where}: is not JSON ({error}); write one JSON object per line"
+                    ) from error
                 if not isinstance(row, dict):
-                    raise DataError(f"{where}: is a JSON {type(row).__name__}; write one JSON object per line")
+                    raise DataError(
+                        f"{where}: is a JSON {type(row).__name__}; write one JSON object per line"
+                    )
                 yield where, row
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: is not UTF-8 text (byte {error.start}); save it as UTF-8") from error
@@ -176,10 +184,14 @@ def _csv_rows(path: Path) -> Iterator[Row]:
                 for row in reader:
                     where = f"{path}, line {reader.line_num}"
                     if None in row or None in row.values():
-                        raise DataError(f"{where}: has another number of cells than the header; quote cells with commas")
+                        raise DataError(
+                            f"{where}: has another number of cells than the header; quote cells with commas"
+                        )
                     yield where, row
             except csv.Error as error:
-                raise DataError(f"{path}, line {reader.line_num}: is not CSV ({error}); quote its cells") from error
+                raise DataError(
+                    f"{path}, line {reader.line_num}: is not CSV ({error}); quote its cells"
+                ) from error
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: is not UTF-8 text (byte {error.start}); save it as UTF-8") from error
 
@@ -232,7 +244,7 @@ def _choices(where: str, row: dict[str, Any], column: str) -> list[str]:
         try:
             value = json.loads(value)
         except ValueError as error:
-            raise DataError(f"{where}: column {column!r} is not a JSON list such as [\"yes\", \"no\"]") from error
+            raise DataError(f'{where}: column {column!r} is not a JSON list such as ["yes", "no"]') from error
     if isinstance(value, dict) and isinstance(value.get("text"), list):
         value = value["text"]  # the layout of ARC, OpenBookQA and CommonsenseQA on the hub
     if not isinstance(value, list) or not all(isinstance(choice, str) and choice.strip() for choice in value):
