@@ -1,0 +1,199 @@
+"""The lifecycle's stages as functions on candidates; the lifecycle chains them, each step's own flow calls one."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tasks.candidates import Candidate
+from tasks.compress.config import CompressSettings
+from tasks.compress.steps import compress
+from tasks.config import Config
+from tasks.evaluate.config import EvaluateSettings
+from tasks.evaluate.steps import evaluate
+from tasks.merge.config import MergeSettings
+from tasks.merge.steps import merge
+from tasks.prepare.config import PrepareSettings
+from tasks.prepare.steps import prepare_model, prepare_tasks, prepare_text, source_fingerprint
+from tasks.reference import Reference, reference_to
+from tasks.step import StepResult
+from tasks.tracking import RunContext, candidate_run, log_input, log_metrics, log_params, set_tags
+from tasks.train.config import FinetuneSettings
+from tasks.train.steps import finetune
+
+
+class Prepared(Config):
+    """What the prepare stage hands on."""
+
+    model: Reference
+    tasks: Reference
+    text: Reference
+
+    @property
+    def calibration(self) -> Reference:
+        """Text for compression, from other documents than the held-out text."""
+        return reference_to(self.text.path / "calibration", "text")
+
+
+def prepare_inputs(ctx: RunContext, settings: PrepareSettings) -> Prepared:
+    """Store the model, build task sets and text, side by side."""
+    model = prepare_model.submit(
+        ctx,
+        "prepare model",
+        {
+            "settings": settings.model,
+            "fingerprint": source_fingerprint(settings.model.source, settings.model.revision),
+        },
+    )
+    sources = [task.source for task in settings.tasks.own] + ["bundled:"] * bool(settings.tasks.bundled)
+    tasks = prepare_tasks.submit(
+        ctx,
+        "prepare tasks",
+        {"settings": settings.tasks, "fingerprints": [source_fingerprint(source) for source in sources]},
+    )
+    text = prepare_text.submit(
+        ctx,
+        "prepare text",
+        {"settings": settings.text, "fingerprint": source_fingerprint(settings.text.source)},
+    )
+    prepared = Prepared(
+        model=model.result().reference, tasks=tasks.result().reference, text=text.result().reference
+    )
+    for name, reference in (("base", prepared.model), ("tasks", prepared.tasks), ("text", prepared.text)):
+        log_input(ctx, ctx.parent_run_id, name, reference, "training")
+    return prepared
+
+
+def task_folders(tasks: Reference) -> dict[str, Reference]:
+    """Each task set below a folder of them, by name."""
+    folders = sorted(p.parent for p in tasks.path.glob("*/task.json"))
+    return {folder.name: reference_to(folder, "tasks") for folder in folders}
+
+
+def train_experts(
+    ctx: RunContext, settings: FinetuneSettings, base: Reference, tasks: Reference
+) -> list[Candidate]:
+    """One expert a task and stopping rule."""
+    futures = {}
+    for stopping in settings.stoppings:
+        for name, task in task_folders(tasks).items():
+            label = f"expert/{stopping}/{name}"
+            futures[label] = (
+                stopping,
+                name,
+                finetune.submit(ctx, label, {"settings": settings, "base": base, "task": task, "stopping": stopping}),
+            )
+    experts = []
+    for label, (stopping, name, future) in futures.items():
+        result = future.result()
+        experts.append(
+            _candidate(label, "expert", stopping, result, parents=("base",), task=name)
+        )
+    return experts
+
+
+def merge_experts(
+    ctx: RunContext, settings: MergeSettings, base: Reference, experts: Sequence[Candidate], tasks: Reference
+) -> list[Candidate]:
+    """Each method over the experts of each stopping rule."""
+    futures = []
+    for stopping in dict.fromkeys(expert.method for expert in experts):
+        group = [expert for expert in experts if expert.method == stopping]
+        for method in settings.methods:
+            label = f"merge/{method}" if stopping in ("merge_aware", "given") else f"merge/{method}/{stopping}"
+            inputs = {
+                "settings": settings,
+                "method": method,
+                "base": base,
+                "experts": [expert.reference for expert in group],
+                "tasks": tasks,
+            }
+            futures.append((label, method, group, merge.submit(ctx, label, inputs)))
+    return [
+        _candidate(label, "merge", method, future.result(), parents=tuple(e.name for e in group))
+        for label, method, group, future in futures
+    ]
+
+
+def best_on_select(candidates: Sequence[Candidate]) -> Candidate:
+    """The candidate whose select score is highest; the test part has no say."""
+    return max(candidates, key=lambda candidate: candidate.facts.get("select_score", float("-inf")))
+
+
+def compress_model(
+    ctx: RunContext, settings: CompressSettings, model: Candidate, text: Reference
+) -> list[Candidate]:
+    """Each recipe on one model."""
+    futures = []
+    for recipe in settings.recipes:
+        label = f"compressed/{recipe.label}"
+        inputs = {"recipe": recipe, "model": model.reference, "calibration": text, "seed": settings.seed}
+        futures.append((label, recipe.label, compress.submit(ctx, label, inputs)))
+    return [
+        _candidate(label, "compressed", recipe, future.result(), parents=(model.name,))
+        for label, recipe, future in futures
+    ]
+
+
+def evaluate_candidates(
+    ctx: RunContext,
+    settings: EvaluateSettings,
+    candidates: Sequence[Candidate],
+    base: Reference,
+    tasks: Reference,
+    text: Reference | None,
+) -> dict[str, StepResult]:
+    """Score each candidate and write the scores into its MLflow run."""
+    futures = {}
+    for candidate in candidates:
+        inputs = {
+            "settings": settings,
+            "model": candidate.reference,
+            "base": base if candidate.reference.kind == "adapter" else None,
+            "tasks": tasks,
+            "text": text,
+        }
+        futures[candidate.name] = evaluate.submit(ctx, f"evaluate {candidate.name}", inputs)
+    results = {name: future.result() for name, future in futures.items()}
+    for candidate in candidates:
+        _log_candidate(ctx, candidate, results[candidate.name], tasks)
+    return results
+
+
+def _candidate(
+    name: str, stage: str, method: str, result: StepResult, parents: tuple[str, ...] = (), task: str = ""
+) -> Candidate:
+    return Candidate.model_validate(
+        {
+            "name": name,
+            "stage": stage,
+            "method": method,
+            "reference": result.reference,
+            "parents": parents,
+            "task": task,
+            "facts": result.summary,
+            "seconds": result.timings["seconds"],
+        }
+    )
+
+
+def _log_candidate(ctx: RunContext, candidate: Candidate, result: StepResult, tasks: Reference) -> None:
+    run = candidate_run(ctx, candidate.name)
+    facts = {name: value for name, value in candidate.facts.items() if not isinstance(value, dict | list)}
+    log_params(ctx, run, {"stage": candidate.stage, "method": candidate.method, "task": candidate.task, **facts})
+    timings = {f"time/{name}": value for name, value in result.timings.items() if isinstance(value, int | float)}
+    log_metrics(ctx, run, {**result.summary["metrics"], **timings})
+    log_input(ctx, run, "tasks", tasks, "evaluation")
+    set_tags(
+        ctx,
+        run,
+        {
+            "model.path": str(candidate.reference.path),
+            "model.digest": candidate.reference.digest,
+            "model.parents": ", ".join(candidate.parents),
+        },
+    )
+    ctx.client.set_terminated(run)
+
+
+def existing(path: str, kind: str) -> Reference:
+    """A reference to a folder that the user named."""
+    return reference_to(Path(path).expanduser(), kind)  # type: ignore[arg-type]
