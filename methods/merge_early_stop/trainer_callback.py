@@ -1,11 +1,13 @@
 """`MergeEarlyStopping` inside `transformers.Trainer`.
 
-The trainer keeps doing what it does; the callback scales the learning rate of each optimiser step, evaluates on
+The trainer keeps doing what it does; the callback scales the learning rate of each optimiser step, evaluates
+on
 the stop split every `m` steps, keeps the best trainable weights (an adapter's or all), and ends the training.
 All that it needs to go on after a kill is written with the trainer's own checkpoints: its decisions into
 `trainer_state.json`, the best weights into `<output_dir>/merge_early_stop/step_<s>.safetensors` *before* it.
 
-Use a constant schedule without warm-up in `TrainingArguments` (`lr_scheduler_type="constant"`): the stopper brings
+Use a constant schedule without warm-up in `TrainingArguments` (`lr_scheduler_type="constant"`): the stopper
+brings
 its own. Any other schedule is multiplied with the stopper's scale.
 """
 
@@ -18,7 +20,7 @@ import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -45,7 +47,8 @@ class MergeEarlyStoppingCallback(TrainerCallback, ExportableState):
 
     Args:
         stopper: the algorithm with its constants; its trace and decisions can be read there after training.
-        eval_fn: model -> score (higher is better), or -> (score, loss). Called in eval mode, without gradients, with
+        eval_fn: model -> score (higher is better), or -> (score, loss). Called in eval mode, without
+        gradients, with
             the random state put back afterwards. Left out: `stopper.eval_fn`.
         loss_share_fn: model -> share of the training loss in its hardest tenth; only with `max_loss_share`.
         on_evaluation: called with each row of the trace, to log it.
@@ -57,9 +60,12 @@ class MergeEarlyStoppingCallback(TrainerCallback, ExportableState):
     checkpoint's best weights are gone; `NumericalError` for a NaN score.
     """
 
-    # `restore_callback_states_from_checkpoint=True` makes the trainer build a new object from JSON, which cannot hold
+    # `restore_callback_states_from_checkpoint=True` makes the trainer build a new object from JSON, which
+    # cannot hold
     # an eval_fn: the new object then takes over what the living one of the same name has.
-    _living: weakref.WeakValueDictionary[str, MergeEarlyStoppingCallback] = weakref.WeakValueDictionary()
+    _living: ClassVar[weakref.WeakValueDictionary[str, MergeEarlyStoppingCallback]] = (
+        weakref.WeakValueDictionary()
+    )
 
     def __init__(
         self,
@@ -79,7 +85,9 @@ class MergeEarlyStoppingCallback(TrainerCallback, ExportableState):
             self.stopper = stopper
             self.eval_fn = eval_fn or stopper.eval_fn
             if self.eval_fn is None:
-                raise ConfigError("eval_fn is missing; the stopper needs a held-out set to judge the expert on")
+                raise ConfigError(
+                    "eval_fn is missing; the stopper needs a held-out set to judge the expert on"
+                )
             self.loss_share_fn = loss_share_fn or stopper.loss_share_fn
             self.on_evaluation = on_evaluation
             self.folder = None if folder is None else Path(folder)
@@ -89,10 +97,13 @@ class MergeEarlyStoppingCallback(TrainerCallback, ExportableState):
             self._last: dict[str, torch.Tensor] | None = None
         self._living[self.name] = self
 
-    # ---- the trainer's checkpoints ------------------------------------------------------------------------------
+    # ---- the trainer's checkpoints
+    # ------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Called by the trainer just before it writes `trainer_state.json`: the best weights must be on disk by then."""
+        """Called by the trainer just before it writes `trainer_state.json`: the best weights must be on disk
+        by then.
+        """
         self._write_snapshots()
         return {"args": {"name": self.name}, "attributes": {"stopper_state": self.stopper.state_dict()}}
 
@@ -114,21 +125,27 @@ class MergeEarlyStoppingCallback(TrainerCallback, ExportableState):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         if args.load_best_model_at_end:
-            raise ConfigError("load_best_model_at_end=True does not go with the stopper, which restores the best weights")
+            raise ConfigError(
+                "load_best_model_at_end=True does not go with the stopper, which restores the best weights"
+            )
         if self.folder is None:
-            self.folder = Path(args.output_dir) / BEST_FOLDER
+            self.folder = Path(str(args.output_dir)) / BEST_FOLDER
         model: nn.Module = kwargs["model"]
-        saved = state.stateful_callbacks.get(type(self).__name__)
+        # the trainer turns the list of callbacks into a dictionary of their states
+        states: dict[str, Any] = state.stateful_callbacks  # type: ignore[assignment]
+        saved = states.get(type(self).__name__)
         for one in saved if isinstance(saved, list) else [saved]:
             if state.global_step > 0 and one and one["args"].get("name") == self.name:
                 self.stopper.load_state_dict(one["attributes"]["stopper_state"])
                 self._read_snapshots()
-        # a checkpoint written without this callback has no entry for it, and the trainer would fail at its next save
-        state.stateful_callbacks.setdefault(type(self).__name__, self.state())
+        # a checkpoint written without this callback has no entry for it, and the trainer would fail at its
+        # next save
+        states.setdefault(type(self).__name__, self.state())
         if self.stopper.zero_shot is None and self.stopper.target_fraction is not None:
             self.stopper.observe(0, *self._score(model))
         if self.stopper.stopped:
-            # The trainer looks at the flag only after one more step; its weights are thrown away in on_train_end.
+            # The trainer looks at the flag only after one more step; its weights are thrown away in
+            # on_train_end.
             self._last = trainable_state(model)
             control.should_training_stop = True
 
@@ -169,9 +186,11 @@ class MergeEarlyStoppingCallback(TrainerCallback, ExportableState):
         if self.stopper.stopped:
             control.should_training_stop = True
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_save(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         if state.is_world_process_zero:
-            self._drop_unused(Path(args.output_dir))
+            self._drop_unused(Path(str(args.output_dir)))
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -181,7 +200,8 @@ class MergeEarlyStoppingCallback(TrainerCallback, ExportableState):
             load_trainable(model, self._last)
         self.stopper.finish(model)
 
-    # ---- the parts ----------------------------------------------------------------------------------------------
+    # ---- the parts
+    # ----------------------------------------------------------------------------------------------
 
     def _score(self, model: nn.Module) -> tuple[float, ...]:
         assert self.eval_fn is not None
@@ -216,7 +236,10 @@ class MergeEarlyStoppingCallback(TrainerCallback, ExportableState):
         self._written = set()
         for step in self.stopper.kept_steps:
             if not self._path(step).is_file():
-                raise DataError(f"{self._path(step)} is missing: the checkpoint's best weights; train again from the start")
+                raise DataError(
+                    f"{self._path(step)} is missing: the checkpoint's best weights; train again from the "
+                    "start"
+                )
             self.stopper.snapshots[step] = load_file(self._path(step))
             self._written.add(step)
 
@@ -236,9 +259,11 @@ class MergeEarlyStoppingCallback(TrainerCallback, ExportableState):
 
 
 def latest_resumable_checkpoint(output_dir: str | os.PathLike[str]) -> Path | None:
-    """The newest *complete* `checkpoint-<step>` folder, or None; removes newer ones that a kill left half-written.
+    """The newest *complete* `checkpoint-<step>` folder, or None; removes newer ones that a kill left
+    half-written.
 
-    The trainer writes `trainer_state.json` last, so a folder in which it is absent or cut short is not complete.
+    The trainer writes `trainer_state.json` last, so a folder in which it is absent or cut short is not
+    complete.
     """
     found = [p for p in Path(output_dir).glob("checkpoint-*") if p.name.removeprefix("checkpoint-").isdigit()]
     for folder in sorted(found, key=lambda p: int(p.name.removeprefix("checkpoint-")), reverse=True):

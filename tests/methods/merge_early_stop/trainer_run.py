@@ -1,4 +1,6 @@
-"""A small training run of its own process, so that the test can kill it: prints stop step and weights' digest."""
+"""A small training run of its own process, so that the test can kill it: prints stop step and weights'
+digest.
+"""
 
 import hashlib
 import json
@@ -11,7 +13,11 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
-from methods.merge_early_stop import MergeEarlyStopping, MergeEarlyStoppingCallback, latest_resumable_checkpoint
+from methods.merge_early_stop import (
+    MergeEarlyStopping,
+    MergeEarlyStoppingCallback,
+    latest_resumable_checkpoint,
+)
 
 
 class Kill(TrainerCallback):
@@ -32,7 +38,9 @@ def main(out: Path, kill_at: int, lora: bool, restore: str, trainer_restores: bo
         )
     )  # fmt: skip
     if lora:
-        model = get_peft_model(model, LoraConfig(r=2, lora_alpha=4, target_modules=["q_proj", "v_proj"], lora_dropout=0.1))
+        model = get_peft_model(
+            model, LoraConfig(r=2, lora_alpha=4, target_modules=["q_proj", "v_proj"], lora_dropout=0.1)
+        )
     draw = torch.Generator().manual_seed(1)
     rows = [{"input_ids": r, "labels": r} for r in torch.randint(0, 32, (64, 8), generator=draw)]
     held_out = torch.randint(0, 32, (8, 8), generator=draw)
@@ -49,7 +57,10 @@ def main(out: Path, kill_at: int, lora: bool, restore: str, trainer_restores: bo
         disable_tqdm=True, use_cpu=True, seed=3, restore_callback_states_from_checkpoint=trainer_restores,
     )  # fmt: skip
     trainer = Trainer(
-        model=model, args=args, train_dataset=rows, callbacks=[callback] + ([Kill(kill_at)] if kill_at else [])
+        model=model,
+        args=args,
+        train_dataset=rows,
+        callbacks=[callback] + ([Kill(kill_at)] if kill_at else []),
     )
     resume = latest_resumable_checkpoint(out)
     trainer.train(resume_from_checkpoint=str(resume) if resume else None)
