@@ -25,11 +25,9 @@ _PREFIX = "base_model.model."
 _FACTOR = re.compile(r"^(?P<module>.+)\.lora_(?:embedding_)?(?P<side>[AB])(?:\.default)?(?:\.weight)?$")
 # settings that change what the adapter computes; each has one value that means "off"
 _MUST_BE_OFF = (
-    "use_dora", "lora_bias", "use_qalora", "target_parameters", "alora_invocation_tokens", "
-    ""layer_replication",
-    "trainable_token_indices", "use_bdlora", "arrow_config", "kasa_config", "monteclora_config", "
-    ""velora_config",
-    "megatron_config",
+    "use_dora", "lora_bias", "use_qalora", "target_parameters", "alora_invocation_tokens",
+    "layer_replication", "trainable_token_indices", "use_bdlora", "arrow_config", "kasa_config",
+    "monteclora_config", "velora_config", "megatron_config",
 )  # fmt: skip
 # initialisations after which B A is not zero at the start and the base weights were changed to make up for it
 _ALTERS_BASE = ("pissa", "olora", "loftq", "corda", "lora_ga")

@@ -102,10 +102,9 @@ class FullExpert:
         other = {name: alias for alias, name in base.aliases.items()} | dict(tensors.aliases)
         self._name = {n: n if n in tensors.shapes else other.get(n, "") for n in wanted}
         lacking = [n for n, own in self._name.items() if own not in tensors.shapes]
-        extra = [
-            n for n in tensors.shapes
-            if n not in base.shapes and n not in base.aliases and not matches(n, exclude) and not self._is_copy(n)
-        ]  # fmt: skip
+        known = {*base.shapes, *base.aliases}
+        unknown = [n for n in tensors.shapes if n not in known and not matches(n, exclude)]
+        extra = [n for n in unknown if not self._is_copy(n)]
         if lacking or extra:
             said = [f"lacks {len(lacking)} tensors ({', '.join(lacking[:5])})"] * bool(lacking)
             said += [f"has {len(extra)} more ({', '.join(extra[:5])})"] * bool(extra)

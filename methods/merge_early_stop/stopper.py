@@ -361,9 +361,8 @@ class MergeEarlyStopping:
     def settings(self) -> dict[str, Any]:
         """The constants, JSON-able, for a log or a card."""
         names = (
-            "warmup", "every", "patience", "factor", "max_reductions", "lr_min", "min_delta", "max_steps", "
-            ""restore",
-            "target_fraction", "max_loss_share",
+            "warmup", "every", "patience", "factor", "max_reductions", "lr_min", "min_delta",
+            "max_steps", "restore", "target_fraction", "max_loss_share",
         )  # fmt: skip
         return {name: getattr(self, name) for name in names}
 
