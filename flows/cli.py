@@ -58,7 +58,7 @@ def run(
         str, typer.Option(help="Settings from a YAML file, or from one block of it: FILE or FILE:block.")
     ] = "",
 ) -> None:
-    """Run a flow: seedloom run FLOW [--params FILE:block] [--field value ...]; `seedloom run FLOW --help` lists its fields."""
+    """Run a flow; `seedloom run FLOW --help` lists its fields, each an option: --field value."""
     with one_line_errors():
         from flows.registry import entry
         from flows.settings_input import config_from, read_block

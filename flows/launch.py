@@ -59,4 +59,6 @@ def print_report(report: Any) -> None:
     if report.best:
         typer.echo(f"best candidate: {report.best}")
     typer.echo(f"files:          {report.folder}")
-    typer.echo(f"MLflow run:     {report.run_url or report.run_id + '  (`seedloom up` shows it in a browser)'}")
+    typer.echo(
+        f"MLflow run:     {report.run_url or report.run_id + '  (`seedloom up` shows it in a browser)'}"
+    )

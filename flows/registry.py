@@ -67,7 +67,9 @@ FLOWS: tuple[FlowEntry, ...] = (
         f"{STEPS}:MergeConfig",
         "merge experts of one base, coefficients chosen on held-out examples",
     ),
-    FlowEntry("compress", "flows.compress", f"{STEPS}:CompressConfig", "prune a model by one or more recipes"),
+    FlowEntry(
+        "compress", "flows.compress", f"{STEPS}:CompressConfig", "prune a model by one or more recipes"
+    ),
     FlowEntry(
         "evaluate",
         "flows.evaluate",

@@ -24,7 +24,9 @@ def read_block(location: str) -> dict[str, Any]:
     try:
         block = YAML(typ="safe").load(path.read_text())
     except OSError as error:
-        raise ConfigError(f"--params: {path} cannot be read ({error.strerror}); give an existing YAML file") from error
+        raise ConfigError(
+            f"--params: {path} cannot be read ({error.strerror}); give an existing YAML file"
+        ) from error
     except YAMLError as error:
         line = str(error).splitlines()[0]
         raise ConfigError(f"--params: {path} is not YAML ({line}); correct the file") from error

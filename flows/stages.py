@@ -2,26 +2,35 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import ClassVar
 
-from tasks.candidates import Candidate
-from tasks.compress.config import CompressSettings
-from tasks.compress.steps import compress
-from tasks.config import Config
 from tasks.evaluate.config import EvaluateSettings
 from tasks.evaluate.steps import evaluate
 from tasks.merge.config import MergeSettings
 from tasks.merge.steps import merge
-from tasks.prepare.config import PrepareSettings
-from tasks.prepare.steps import prepare_model, prepare_tasks, prepare_text, source_fingerprint
-from tasks.reference import Reference, reference_to
-from tasks.step import StepResult
-from tasks.tracking import RunContext, candidate_run, log_input, log_metrics, log_params, set_tags
 from tasks.train.config import FinetuneSettings
 from tasks.train.steps import finetune
+
+from methods.common.errors import DataError
+from tasks.candidates import Candidate, load_candidates
+from tasks.compress.config import CompressSettings
+from tasks.compress.steps import compress
+from tasks.config import Config
+from tasks.prepare.config import PrepareSettings
+from tasks.prepare.steps import prepare_model, prepare_tasks, prepare_text, source_fingerprint
+from tasks.reference import Kind, Reference, reference_to
+from tasks.report.config import ReportSettings
+from tasks.report.lifecycle import compare
+from tasks.report.publish import Report, publish, report_folder
+from tasks.report.registry import register
+from tasks.step import StepResult
+from tasks.tracking import RunContext, candidate_run, log_input, log_metrics, log_params, set_tags
 
 
 class Prepared(Config):
     """What the prepare stage hands on."""
+
+    PARTS: ClassVar[tuple[str, ...]] = ("model", "tasks", "text")
 
     model: Reference
     tasks: Reference
@@ -31,6 +40,10 @@ class Prepared(Config):
     def calibration(self) -> Reference:
         """Text for compression, from other documents than the held-out text."""
         return reference_to(self.text.path / "calibration", "text")
+
+    def parts(self) -> dict[str, Reference]:
+        """What a person finds in the output folder, by name."""
+        return {part: getattr(self, part) for part in self.PARTS}
 
 
 def prepare_inputs(ctx: RunContext, settings: PrepareSettings) -> Prepared:
@@ -79,14 +92,14 @@ def train_experts(
             futures[label] = (
                 stopping,
                 name,
-                finetune.submit(ctx, label, {"settings": settings, "base": base, "task": task, "stopping": stopping}),
+                finetune.submit(
+                    ctx, label, {"settings": settings, "base": base, "task": task, "stopping": stopping}
+                ),
             )
     experts = []
     for label, (stopping, name, future) in futures.items():
         result = future.result()
-        experts.append(
-            _candidate(label, "expert", stopping, result, parents=("base",), task=name)
-        )
+        experts.append(_candidate(label, "expert", stopping, result, parents=("base",), task=name))
     return experts
 
 
@@ -98,7 +111,9 @@ def merge_experts(
     for stopping in dict.fromkeys(expert.method for expert in experts):
         group = [expert for expert in experts if expert.method == stopping]
         for method in settings.methods:
-            label = f"merge/{method}" if stopping in ("merge_aware", "given") else f"merge/{method}/{stopping}"
+            label = (
+                f"merge/{method}" if stopping in ("merge_aware", "given") else f"merge/{method}/{stopping}"
+            )
             inputs = {
                 "settings": settings,
                 "method": method,
@@ -125,7 +140,7 @@ def compress_model(
     futures = []
     for recipe in settings.recipes:
         label = f"compressed/{recipe.label}"
-        inputs = {"recipe": recipe, "model": model.reference, "calibration": text, "seed": settings.seed}
+        inputs = {"recipe": recipe, "model": model.reference, "calibration": text}
         futures.append((label, recipe.label, compress.submit(ctx, label, inputs)))
     return [
         _candidate(label, "compressed", recipe, future.result(), parents=(model.name,))
@@ -178,8 +193,12 @@ def _candidate(
 def _log_candidate(ctx: RunContext, candidate: Candidate, result: StepResult, tasks: Reference) -> None:
     run = candidate_run(ctx, candidate.name)
     facts = {name: value for name, value in candidate.facts.items() if not isinstance(value, dict | list)}
-    log_params(ctx, run, {"stage": candidate.stage, "method": candidate.method, "task": candidate.task, **facts})
-    timings = {f"time/{name}": value for name, value in result.timings.items() if isinstance(value, int | float)}
+    log_params(
+        ctx, run, {"stage": candidate.stage, "method": candidate.method, "task": candidate.task, **facts}
+    )
+    timings = {
+        f"time/{name}": value for name, value in result.timings.items() if isinstance(value, int | float)
+    }
     log_metrics(ctx, run, {**result.summary["metrics"], **timings})
     log_input(ctx, run, "tasks", tasks, "evaluation")
     set_tags(
@@ -194,6 +213,55 @@ def _log_candidate(ctx: RunContext, candidate: Candidate, result: StepResult, ta
     ctx.client.set_terminated(run)
 
 
-def existing(path: str, kind: str) -> Reference:
-    """A reference to a folder that the user named."""
-    return reference_to(Path(path).expanduser(), kind)  # type: ignore[arg-type]
+def existing(kind: str, path: str) -> Reference:
+    """A reference to a folder that the user named in the field `kind`.
+
+    Raises:
+        DataError: nothing is there, naming the field.
+    """
+    kinds: dict[str, Kind] = {"model": "model", "base": "model", "tasks": "tasks", "text": "text"}
+    try:
+        return reference_to(Path(path).expanduser(), kinds[kind])
+    except DataError as error:
+        raise DataError(f"{kind}: {error}") from error
+
+
+def given_candidates(folders: Sequence[str]) -> list[Candidate]:
+    """The models below the folders that the user named.
+
+    Raises:
+        DataError: a folder holds no model, or two models have the same name.
+    """
+    found = [candidate for folder in folders for candidate in load_candidates(Path(folder).expanduser())]
+    names = [candidate.name for candidate in found]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise DataError(f"two models are called {twice[0]!r}; rename one folder")
+    return found
+
+
+def publish_comparison(
+    ctx: RunContext,
+    title: str,
+    settings: ReportSettings,
+    candidates: Sequence[Candidate],
+    scores: dict[str, StepResult],
+) -> Report:
+    """Compare, publish everywhere, and register the best model."""
+    compared = compare(candidates, scores)
+    report: Report = publish(
+        ctx,
+        title,
+        report_folder(ctx, settings.folder),
+        compared.metrics,
+        compared.shown,
+        compared.tables,
+        compared.figures,
+        compared.verdicts,
+        best=compared.best,
+        notes=compared.notes,
+    )
+    best = next(candidate for candidate in candidates if candidate.name == compared.best)
+    if settings.register_model and best.reference.kind == "model":
+        register(ctx, settings.model_name, best, compared.metrics["candidates"][best.name])
+    return report

@@ -1,21 +1,23 @@
 """Settings of the single steps: the same groups as in the lifecycle, with files in and files out."""
 
 from pydantic import Field
-
-from tasks.compress.config import CompressSettings
-from tasks.config import Config
 from tasks.evaluate.config import EvaluateSettings
 from tasks.merge.config import MergeSettings
+from tasks.train.config import FinetuneSettings
+
+from tasks.compress.config import CompressSettings
 from tasks.prepare.config import PrepareSettings
 from tasks.report.config import ReportSettings
-from tasks.train.config import FinetuneSettings
 
 
 class PrepareConfig(PrepareSettings):
     """Store a model as safetensors, build task sets and held-out text."""
 
     output: str = Field(
-        "prepared", min_length=1, description="Folder to write: model, tasks, text", json_schema_extra={"position": 90}
+        "prepared",
+        min_length=1,
+        description="Folder to write: model, tasks, text",
+        json_schema_extra={"position": 90},
     )
 
 
@@ -23,7 +25,10 @@ class FinetuneConfig(FinetuneSettings):
     """Train one expert a task from a base model."""
 
     model: str = Field(
-        "prepared/model", min_length=1, description="Folder of the base model", json_schema_extra={"position": 0}
+        "prepared/model",
+        min_length=1,
+        description="Folder of the base model",
+        json_schema_extra={"position": 0},
     )
     tasks: str = Field(
         "prepared/tasks",
@@ -32,7 +37,10 @@ class FinetuneConfig(FinetuneSettings):
         json_schema_extra={"position": 1},
     )
     output: str = Field(
-        "experts", min_length=1, description="Folder to write: one expert a task", json_schema_extra={"position": 90}
+        "experts",
+        min_length=1,
+        description="Folder to write: one expert a task",
+        json_schema_extra={"position": 90},
     )
 
 
@@ -40,7 +48,10 @@ class MergeConfig(MergeSettings):
     """Merge experts of one base model."""
 
     model: str = Field(
-        "prepared/model", min_length=1, description="Folder of the base model", json_schema_extra={"position": 0}
+        "prepared/model",
+        min_length=1,
+        description="Folder of the base model",
+        json_schema_extra={"position": 0},
     )
     experts: tuple[str, ...] = Field(
         ("experts",),
@@ -55,7 +66,10 @@ class MergeConfig(MergeSettings):
         json_schema_extra={"position": 2},
     )
     output: str = Field(
-        "merged", min_length=1, description="Folder to write: one model a method", json_schema_extra={"position": 90}
+        "merged",
+        min_length=1,
+        description="Folder to write: one model a method",
+        json_schema_extra={"position": 90},
     )
 
 
@@ -69,7 +83,7 @@ class CompressConfig(CompressSettings):
         json_schema_extra={"position": 0},
     )
     text: str = Field(
-        "prepared/calibration",
+        "prepared/text/calibration",
         min_length=1,
         description="Folder of calibration text, as the prepare flow writes it",
         json_schema_extra={"position": 1},
@@ -100,7 +114,9 @@ class EvaluateConfig(EvaluateSettings):
         "prepared/tasks", min_length=1, description="Folder of task sets", json_schema_extra={"position": 2}
     )
     text: str = Field(
-        "prepared/text", description="Folder of held-out text; empty leaves perplexity out", json_schema_extra={"position": 3}
+        "prepared/text",
+        description="Folder of held-out text; empty leaves perplexity out",
+        json_schema_extra={"position": 3},
     )
     report: ReportSettings = Field(
         ReportSettings(), description="Where the results go", json_schema_extra={"position": 91}

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import Field
+
 from methods.common.errors import DataError
 from tasks.config import Config
 from tasks.reference import Reference, reference_to
@@ -35,8 +37,20 @@ class Candidate(Config):
     reference: Reference
     parents: tuple[str, ...] = ()
     task: str = ""
-    facts: dict[str, Any] = {}
+    facts: dict[str, Any] = Field(default_factory=dict)
     seconds: float = 0.0
+
+
+def check_output(folder: Path) -> None:
+    """Refuse to write over files that no earlier run wrote.
+
+    Raises:
+        DataError: naming the folder.
+    """
+    if folder.exists() and (
+        not folder.is_dir() or (any(folder.iterdir()) and not (folder / LISTING).exists())
+    ):
+        raise DataError(f"output: {folder} holds other files; name an empty or new folder")
 
 
 def save_candidates(candidates: Sequence[Candidate], folder: Path) -> Path:
@@ -45,8 +59,7 @@ def save_candidates(candidates: Sequence[Candidate], folder: Path) -> Path:
     Raises:
         DataError: when `folder` holds files that are no earlier listing.
     """
-    if folder.exists() and any(folder.iterdir()) and not (folder / LISTING).exists():
-        raise DataError(f"output: {folder} holds other files; name an empty or new folder")
+    check_output(folder)
     staging = folder.with_name(f".{folder.name}.partial")
     with storage_errors(folder.parent):
         shutil.rmtree(staging, ignore_errors=True)
@@ -73,12 +86,17 @@ def load_candidates(folder: Path) -> list[Candidate]:
         if (folder / "adapter_config.json").exists():
             return [
                 Candidate(
-                    name=folder.name, stage="expert", method="given", reference=reference_to(folder, "adapter")
+                    name=folder.name,
+                    stage="expert",
+                    method="given",
+                    reference=reference_to(folder, "adapter"),
                 )
             ]
         if (folder / "config.json").exists():
             return [
-                Candidate(name=folder.name, stage="base", method="given", reference=reference_to(folder, "model"))
+                Candidate(
+                    name=folder.name, stage="base", method="given", reference=reference_to(folder, "model")
+                )
             ]
         raise DataError(
             f"{folder} holds no model; give a folder with config.json, adapter_config.json or {LISTING}"
@@ -97,8 +115,8 @@ def load_candidates(folder: Path) -> list[Candidate]:
             raise DataError(f"{folder / LISTING} points outside its folder: {candidate.reference.path}")
         reference = reference_to(path, candidate.reference.kind)
         if reference.digest != candidate.reference.digest:
-            raise DataError(f"{path} was changed after {LISTING} was written; run the step that made it again")
+            raise DataError(
+                f"{path} was changed after {LISTING} was written; run the step that made it again"
+            )
         found.append(candidate.model_copy(update={"reference": reference}))
     return found
-
-

@@ -1,4 +1,4 @@
-"""The base of every settings model: one model is the form, the command line, the block in params.yaml and the logged parameters."""
+"""The base of every settings model: one model is the form, the options, the block in params.yaml and the logged params."""
 
 from pydantic import BaseModel, ConfigDict
 

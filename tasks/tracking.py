@@ -105,7 +105,9 @@ def git_tags() -> dict[str, str]:
 
     def git(*arguments: str) -> str | None:
         try:
-            result = subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=10, check=True)
+            result = subprocess.run(
+                ["git", *arguments], capture_output=True, text=True, timeout=10, check=True
+            )
         except (OSError, subprocess.SubprocessError):
             return None
         return result.stdout.strip()

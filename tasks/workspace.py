@@ -147,14 +147,27 @@ def _intact(output: Path, files: dict[str, dict[str, Any]]) -> bool:
     return True
 
 
+def check_export(destination: Path) -> None:
+    """Refuse to write over files that are no earlier export.
+
+    Raises:
+        DataError: naming the folder.
+    """
+    if not destination.exists():
+        return
+    if not destination.is_dir() or (
+        any(destination.iterdir()) and not (destination / EXPORT_MARKER).exists()
+    ):
+        raise DataError(f"output: {destination} holds other files; name an empty or new folder")
+
+
 def export(reference: Reference, destination: Path) -> Path:
     """Copy an output to a place of the user's, whole or not at all.
 
     Raises:
-        DataError: when `destination` holds files that are not an earlier export.
+        DataError: when `destination` holds files that are no earlier export.
     """
-    if destination.exists() and any(destination.iterdir()) and not (destination / EXPORT_MARKER).exists():
-        raise DataError(f"output: {destination} holds other files; name an empty or new folder")
+    check_export(destination)
     with storage_errors(destination.parent):
         staging = destination.with_name(f".{destination.name}.partial")
         shutil.rmtree(staging, ignore_errors=True)

@@ -1,5 +1,6 @@
 """The prepare step's tasks."""
 
+import glob
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,12 @@ def source_fingerprint(source: str, revision: str = "") -> str:
     path = Path(source).expanduser()
     if path.is_dir():
         return reference_to(path, "data").digest
-    files = source_files(source) if path.exists() or any(c in source for c in "*?[") else []
-    return combine({f"{i}:{p.name}": file_digest(p) for i, p in enumerate(files)}) if files else f"hub:{source}@{revision}"
+    files = source_files(source) if path.exists() or glob.has_magic(source) else []
+    return (
+        combine({f"{i}:{p.name}": file_digest(p) for i, p in enumerate(files)})
+        if files
+        else f"hub:{source}@{revision}"
+    )
 
 
 @step("prepare-model", kind="model", version="1", timeout_seconds=4 * 3600)

@@ -59,7 +59,9 @@ def write_files(
         (staging / "metrics.json").write_text(json.dumps(metrics, indent=1, sort_keys=True) + "\n")
         (staging / "report.md").write_text(markdown + "\n")
         for name, table in tables.items():
-            table.to_csv(staging / "plots" / f"{name}.csv", index=False, float_format="%.6g", lineterminator="\n")
+            table.to_csv(
+                staging / "plots" / f"{name}.csv", index=False, float_format="%.6g", lineterminator="\n"
+            )
         for name, figure in figures.items():
             figure.savefig(staging / "plots" / f"{name}.png", dpi=120, metadata={"Software": None})
         # Files that others keep beside a report (a paper's card) stay.
@@ -110,7 +112,11 @@ def publish(
         notes: further markdown, e.g. times.
     """
     sections = [f"# {title}", markdown_table(shown), verdict_lines(verdicts), notes]
-    links = [f"MLflow run: [{ctx.parent_run_id}]({ctx.run_url})" if ctx.run_url else f"MLflow run: {ctx.parent_run_id}"]
+    links = [
+        f"MLflow run: [{ctx.parent_run_id}]({ctx.run_url})"
+        if ctx.run_url
+        else f"MLflow run: {ctx.parent_run_id}"
+    ]
     markdown = "\n\n".join(section for section in sections if section)
     write_files(folder, metrics, tables, figures, markdown)
 
@@ -118,7 +124,9 @@ def publish(
     create_markdown_artifact(key=f"{key}-report", markdown="\n\n".join([markdown, *links]), description=title)
     create_table_artifact(key=f"{key}-table", table=shown.to_dict("records"), description=title)
     if ctx.run_url:
-        create_link_artifact(key=f"{key}-mlflow", link=ctx.run_url, link_text="Compare the candidates in MLflow")
+        create_link_artifact(
+            key=f"{key}-mlflow", link=ctx.run_url, link_text="Compare the candidates in MLflow"
+        )
 
     client = ctx.client
     numbers = {name: value for name, value in _flat(metrics).items() if isinstance(value, int | float)}
@@ -155,5 +163,3 @@ def _flat(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[f"{prefix}{name}"] = value
     return flat
-
-

@@ -1,0 +1,28 @@
+"""The evaluate step as a flow of its own."""
+
+from prefect import flow
+
+from flows.pipeline import open_run
+from flows.stages import evaluate_candidates, existing, given_candidates, publish_comparison
+from flows.steps_config import EvaluateConfig
+from tasks.report.publish import Report
+
+
+def check(config: EvaluateConfig) -> None:
+    """Refuse missing inputs."""
+    given_candidates(config.models)
+    for kind in ("base", "tasks", "text"):
+        if path := getattr(config, kind):
+            existing(kind, path)
+
+
+@flow(name="evaluate", description="Score models on task sets, text, size and speed, and compare them.")
+def evaluate(config: EvaluateConfig = EvaluateConfig()) -> Report:
+    check(config)
+    with open_run("evaluate", config) as ctx:
+        candidates = given_candidates(config.models)
+        base = existing("base", config.base) if config.base else None
+        text = existing("text", config.text) if config.text else None
+        tasks = existing("tasks", config.tasks)
+        scores = evaluate_candidates(ctx, config, candidates, base, tasks, text)
+        return publish_comparison(ctx, "Comparison", config.report, candidates, scores)

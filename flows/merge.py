@@ -1,0 +1,43 @@
+"""The merge step as a flow of its own."""
+
+from pathlib import Path
+
+from prefect import flow
+
+from flows.pipeline import open_run
+from flows.stages import best_on_select, existing, given_candidates, merge_experts
+from flows.steps_config import MergeConfig
+from tasks.candidates import check_output, save_candidates
+from tasks.report.publish import Report, publish, report_folder
+from tasks.report.summaries import candidates_table
+
+
+def check(config: MergeConfig) -> None:
+    """Refuse missing inputs and an output folder that holds other files."""
+    existing("model", config.model)
+    existing("tasks", config.tasks)
+    given_candidates(config.experts)
+    check_output(Path(config.output))
+
+
+@flow(name="merge", description="Merge experts of one base, coefficients chosen on held-out examples.")
+def merge(config: MergeConfig = MergeConfig()) -> Report:
+    check(config)
+    with open_run("merge", config) as ctx:
+        base, tasks = existing("model", config.model), existing("tasks", config.tasks)
+        merged = merge_experts(ctx, config, base, given_candidates(config.experts), tasks)
+        output = save_candidates(merged, Path(config.output))
+        shown, metrics = candidates_table(merged)
+        best = best_on_select(merged).name
+        return publish(
+            ctx,
+            "Merges",
+            report_folder(ctx, ""),
+            metrics,
+            shown,
+            {},
+            {},
+            [],
+            best=best,
+            notes=f"Best on the select parts: `{best}`. Written to `{output}`.",
+        )

@@ -1,0 +1,1 @@
+"""The long-running side: Prefect server, MLflow server and the process that serves the flows."""

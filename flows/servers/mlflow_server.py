@@ -1,0 +1,39 @@
+"""The MLflow server in one process: `python -m flows.servers.mlflow_server PORT`.
+
+`mlflow server` keeps a second process of the same size only to start this one.
+"""
+
+import os
+import sys
+
+from tasks.settings import configure_environment
+
+
+def main(port: int) -> None:
+    settings = configure_environment()
+    origins = (f"127.0.0.1:{port}", f"localhost:{port}")
+    # Background jobs of MLflow's language-model features would start further processes.
+    os.environ["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = "false"
+    os.environ["MLFLOW_SERVER_ALLOWED_HOSTS"] = ",".join(origins)
+    os.environ["MLFLOW_SERVER_CORS_ALLOWED_ORIGINS"] = ",".join(f"http://{origin}" for origin in origins)
+
+    from mlflow.server import constants
+
+    from tasks.tracking import client_for, experiment_id
+
+    # One process migrates a fresh store and makes the experiment, before any request comes.
+    experiment_id(client_for(settings.tracking_uri), settings.experiment)
+    artifacts = settings.artifact_root or (settings.work / "mlartifacts").as_uri()
+    os.environ[constants.BACKEND_STORE_URI_ENV_VAR] = settings.tracking_uri
+    os.environ[constants.REGISTRY_STORE_URI_ENV_VAR] = settings.tracking_uri
+    os.environ[constants.ARTIFACT_ROOT_ENV_VAR] = artifacts
+    os.environ[constants.ARTIFACTS_DESTINATION_ENV_VAR] = artifacts
+    os.environ[constants.SERVE_ARTIFACTS_ENV_VAR] = "true"
+
+    import uvicorn
+
+    uvicorn.run("mlflow.server.fastapi_app:app", host="127.0.0.1", port=port, log_level="warning")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
