@@ -1,4 +1,4 @@
-"""The base of every settings model: one model is the form, the options, the block in params.yaml and the logged params."""
+"""The base of every settings model: one model is the form, the options, the params.yaml block and the logged params."""
 
 from pydantic import BaseModel, ConfigDict
 

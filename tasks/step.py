@@ -9,6 +9,7 @@ attempt left, for work that can go on from there.
 import hashlib
 import inspect
 import json
+import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +26,18 @@ from tasks.reference import Kind, Reference
 from tasks.settings import settings
 from tasks.tracking import RunContext
 from tasks.workspace import Workspace
+
+logger = logging.getLogger("seedloom")
+
+
+class _ThreadTimeoutNotice(logging.Filter):
+    """Prefect warns at each submitted task that a thread cannot be interrupted; that is known here."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return "Timeouts in worker threads cannot interrupt" not in record.getMessage()
+
+
+logging.getLogger("prefect.task_runs").addFilter(_ThreadTimeoutNotice())
 
 Work = Callable[..., dict[str, Any]]
 
@@ -70,8 +83,11 @@ def step_key(name: str, version: str, inputs: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def run_step(name: str, version: str, kind: Kind, work: Work, inputs: dict[str, Any]) -> StepResult:
+def run_step(
+    name: str, version: str, kind: Kind, work: Work, inputs: dict[str, Any], label: str = ""
+) -> StepResult:
     """Do the work, or find it done; the heart of a step, usable without Prefect."""
+    label = label or name
     workspace = Workspace(settings().work)
     key = step_key(name, version, inputs)
     finished = workspace.find(name, key)
@@ -79,6 +95,7 @@ def run_step(name: str, version: str, kind: Kind, work: Work, inputs: dict[str, 
         with workspace.claim(name, key) as out:
             finished = workspace.find(name, key)  # another process may have made it while we waited
             if finished is None:
+                logger.info("%s: started", label)
                 started = time.perf_counter()
                 summary = work(out, **{n: _plain(v) for n, v in inputs.items()})
                 timings = {"seconds": time.perf_counter() - started, **summary.pop("timings", {})}
@@ -90,6 +107,7 @@ def run_step(name: str, version: str, kind: Kind, work: Work, inputs: dict[str, 
                     "timings": timings,
                 }
                 finished = workspace.finish(name, key, record)
+                logger.info("%s: done in %.1f s", label, timings["seconds"])
     return StepResult(
         reference=finished.reference(kind),
         summary=finished.manifest["summary"],
@@ -134,6 +152,8 @@ def step(
             if Workspace(settings().work).find(name, key) is None:
                 # Prefect would answer from its record although the files are gone or damaged.
                 _forget(f"{name}-{key}")
+            else:
+                logger.info("%s: reused", parameters["label"])
             return f"{name}-{key}"
 
         @task(
@@ -150,7 +170,7 @@ def step(
         )
         def run(ctx: RunContext | None, label: str, inputs: dict[str, Any]) -> StepResult:
             bound = (lambda out, **given: work(out, ctx=ctx, label=label, **given)) if live else work
-            return run_step(name, version, kind, bound, inputs)
+            return run_step(name, version, kind, bound, inputs, label)
 
         return run
 

@@ -1,0 +1,27 @@
+"""Fixtures for every test: a work folder of its own, no network, one thread."""
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.update({"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "DO_NOT_TRACK": "1"})
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tasks.settings import Settings, settings
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A work folder that this test owns; settings of the machine and of the shell stay out."""
+    for name in list(os.environ):
+        if name.startswith("SEEDLOOM_"):
+            monkeypatch.delenv(name)
+    folder = tmp_path / "work"
+    monkeypatch.setenv("SEEDLOOM_WORK_DIR", str(folder))
+    monkeypatch.setitem(Settings.model_config, "env_file", None)
+    settings.cache_clear()
+    yield folder
+    settings.cache_clear()
