@@ -1,0 +1,131 @@
+"""Settings from options and from params.yaml: the same models, one line a mistake."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import pytest
+from pydantic import Field, model_validator
+
+from flows.settings_input import config_from, read_block
+from methods.common.errors import ConfigError
+from tasks.config import Config
+
+
+class Magnitude(Config):
+    kind: Literal["magnitude"] = "magnitude"
+    sparsity: float = Field(0.5, gt=0, lt=1, description="share")
+
+
+class Wanda(Config):
+    kind: Literal["wanda"] = "wanda"
+    tokens: int = Field(10, ge=1, description="tokens")
+
+
+class Group(Config):
+    rate: float = Field(1e-3, gt=0, le=1, description="learning rate")
+    steps: int = Field(10, ge=1, description="steps")
+    quick: bool = Field(False, description="fast")
+
+
+class Demo(Config):
+    """A demo flow."""
+
+    group: Group = Field(Group(), description="group")
+    methods: tuple[Literal["ties", "dare"], ...] = Field(("ties",), description="methods")
+    recipes: tuple[Annotated[Magnitude | Wanda, Field(discriminator="kind")], ...] = Field(
+        (Magnitude(),), description="recipes"
+    )
+    name: str = Field("x", min_length=1, description="name")
+
+    @model_validator(mode="after")
+    def _fits(self) -> "Demo":
+        if self.name == "taken":
+            raise ValueError("name 'taken' is in use; choose another")
+        return self
+
+
+def test_defaults_need_no_options() -> None:
+    assert config_from(Demo, [], "demo") == Demo()
+
+
+def test_options_reach_nested_fields_and_leave_the_rest() -> None:
+    given = config_from(
+        Demo, ["--group.rate", "0.1", "--group.quick", "--methods", "dare,ties", "--name", "y"], "demo"
+    )
+    assert given == Demo(group=Group(rate=0.1, quick=True), methods=("dare", "ties"), name="y")
+
+
+def test_tagged_recipes_are_given_as_json() -> None:
+    given = config_from(Demo, ["--recipes", '[{"kind": "wanda", "tokens": 3}]'], "demo")
+    assert given == Demo(recipes=(Wanda(tokens=3),))
+
+
+def test_options_win_over_the_block_and_the_block_over_defaults(tmp_path: Path) -> None:
+    file = tmp_path / "params.yaml"
+    file.write_text("demo:\n  group:\n    rate: 0.2\n    steps: 7\n  name: z\n")
+    block = read_block(f"{file}:demo")
+    given = config_from(Demo, ["--group.rate", "0.3"], "demo", block)
+    assert given == Demo(group=Group(rate=0.3, steps=7), name="z")
+    assert read_block(f"{file}:demo.group") == {"rate": 0.2, "steps": 7}
+
+
+def test_the_environment_stays_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NAME", "from-the-shell")
+    monkeypatch.setenv("GROUP", '{"rate": 0.9}')
+    assert config_from(Demo, [], "demo") == Demo()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--group.rate", "7"], "demo: group.rate = '7': input should be less than or equal to 1"),
+        (["--group.steps", "many"], "demo: group.steps = 'many': input should be a valid integer"),
+        (["--methods", "tise"], "demo: methods.0 = 'tise': input should be 'ties' or 'dare'"),
+        (["--recipes", '[{"kind": "wnda"}]'], "recipes.0"),
+        (["--name", "taken"], "demo: name 'taken' is in use; choose another"),
+        (["--nmae", "y"], "--nmae"),
+        (["stray"], "stray"),
+    ],
+)
+def test_a_wrong_option_is_one_line(arguments: list[str], says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config_from(Demo, arguments, "demo")
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_two_wrong_values_are_two_lines() -> None:
+    with pytest.raises(ConfigError) as caught:
+        config_from(Demo, ["--group.rate", "7", "--group.steps", "0"], "demo")
+    assert len(str(caught.value).splitlines()) == 2
+
+
+def test_an_unknown_field_in_the_block_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"group\.lr is not a setting"):
+        config_from(Demo, [], "demo", {"group": {"lr": 1}})
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "says"),
+    [
+        ("demo: 3", "demo", "is not a block"),
+        ("demo: {}", "other", "has no block 'other'; blocks there: demo"),
+        ("a: [", "a", "is not YAML"),
+        (None, "a", "cannot be read"),
+    ],
+)
+def test_an_unusable_params_file_is_named(tmp_path: Path, text: str | None, name: str, says: str) -> None:
+    file = tmp_path / "params.yaml"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(ConfigError, match=says):
+        read_block(f"{file}:{name}")
+
+
+def test_help_names_every_field(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        config_from(Demo, ["--help"], "demo")
+    assert stopped.value.code == 0
+    shown = capsys.readouterr().out
+    assert "--group.rate" in shown
+    assert "learning rate" in shown
