@@ -1,0 +1,1 @@
+"""The compress step: one model in, a smaller one out."""

@@ -1,0 +1,137 @@
+"""Pruning as a compressor: a normal model folder with zeros in it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from methods.common.errors import DataError
+from tasks.compress.recipes import MagnitudeRecipe, PruneRecipe, WandaRecipe
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SHARD_SIZE = "5GB"
+
+
+def check_architecture(config: dict[str, Any]) -> None:
+    """Refuse a model type without known linear layers. Raises UnknownArchitectureError (a DataError)."""
+    from methods.common.linear_layers import require_architecture
+
+    require_architecture(str(config.get("model_type")))
+
+
+def prune_model(
+    out: Path, *, recipe: PruneRecipe, model: Path, calibration: Path | None, seed: int
+) -> dict[str, Any]:
+    """Prune all linear layers of the blocks; see `tasks.compress.recipes.Compressor`.
+
+    Embeddings, norms, biases and the output head stay as they are. Calibration runs in the fastest number
+    format that is safe on this machine (`compute_dtype`), statistics in float32; the weights keep their own
+    format.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from methods.common.dtype import fast_dtype
+    from methods.pruning_representations import magnitude, sample_sequences, wanda
+
+    started = time.perf_counter()
+    facts: dict[str, Any] = {"format": "dense"}
+    tokens: Tensor | None = None
+    if isinstance(recipe, WandaRecipe):
+        assert calibration is not None
+        tokenizer = AutoTokenizer.from_pretrained(str(model))
+        tokens = sample_sequences(
+            _texts(calibration),
+            tokenizer,
+            sequences=recipe.calibration_sequences,
+            length=recipe.calibration_length,
+            seed=seed,
+        )
+        facts["calibration_sequences_used"] = len(tokens)
+    loaded = AutoModelForCausalLM.from_pretrained(str(model), dtype="auto", low_cpu_mem_usage=True)
+    loaded_at = time.perf_counter()
+    common: dict[str, Any] = {
+        "sparsity": recipe.sparsity,
+        "pattern": recipe.pattern,
+        "compare": recipe.compare,
+    }
+    with _progress(recipe.label) as on_block:
+        if tokens is not None:
+            dtype = fast_dtype()
+            facts["compute_dtype"] = str(dtype).removeprefix("torch.")
+            wanda(loaded, tokens, dtype=dtype, on_block=on_block, **common)
+        elif isinstance(recipe, MagnitudeRecipe):
+            magnitude(loaded, on_block=on_block, **common)
+        else:
+            raise TypeError(f"{type(recipe).__name__} is no recipe of this compressor")
+    pruned_at = time.perf_counter()
+    loaded.save_pretrained(str(out), max_shard_size=SHARD_SIZE)
+    facts |= _describe(loaded)
+    facts["timings"] = {
+        "load_seconds": loaded_at - started,
+        "prune_seconds": pruned_at - loaded_at,
+        "save_seconds": time.perf_counter() - pruned_at,
+    }
+    return facts
+
+
+def _describe(model: Any) -> dict[str, Any]:
+    """Zeros layer by layer, and the nominal size: a bit per weight for its place, and the values that
+    remain."""
+    from methods.common.linear_layers import linear_layers
+
+    layers, pruned, zeros, sparse, dense = [], 0, 0, 0, 0
+    for layer in linear_layers(model):
+        size, width = layer.weight.numel(), layer.weight.element_size()
+        nonzero = int(layer.weight.count_nonzero())
+        layers.append({"name": layer.name, "shape": list(layer.weight.shape), "sparsity": 1 - nonzero / size})
+        pruned += size
+        zeros += size - nonzero
+        dense += size * width
+        sparse += -(-size // 8) + nonzero * width
+    whole = sum(p.numel() * p.element_size() for p in model.parameters())
+    return {
+        "layers": layers,
+        "sparsity": zeros / pruned,
+        "layers_pruned": len(layers),
+        "weights_in_pruned_layers": pruned,
+        "size/nominal_bytes": whole - dense + sparse,
+        "size/nominal_bits_per_weight": 8 * sparse / pruned,
+    }
+
+
+def _texts(folder: Path) -> Iterator[str]:
+    """The documents of a text data set. DataError when it is none, or has no column `text` of strings."""
+    from datasets import load_from_disk
+
+    try:
+        data = load_from_disk(str(folder))
+    except (FileNotFoundError, ValueError, OSError) as error:
+        raise DataError(
+            f"calibration {folder}: is no data set written by datasets.save_to_disk ({str(error).splitlines()[0]})"
+        ) from error
+    columns = data.column_names
+    if isinstance(columns, dict) or "text" not in columns:
+        raise DataError(f"calibration {folder}: has no column 'text' (it has {', '.join(map(str, columns))})")
+    for text in data["text"]:
+        if not isinstance(text, str):
+            raise DataError(f"calibration {folder}: column 'text' holds {type(text).__name__}, not strings")
+        yield text
+
+
+@contextmanager
+def _progress(label: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar over the blocks on a terminal, silence elsewhere."""
+    from tqdm import tqdm
+
+    with tqdm(desc=label, unit="block", disable=None, leave=False) as bar:
+
+        def on_block(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        yield on_block

@@ -1,0 +1,238 @@
+"""Compression recipes: what a user chooses, and the registry that leads from a choice to the work.
+
+A recipe is a settings model with a `kind` of its own and the place of its compressor. A paper of this project
+adds its recipe to `BUILT_IN`; another package names its recipe class as an entry point:
+
+    [project.entry-points."seedloom.compressors"]
+    mykind = "mypackage.recipes:MyRecipe"
+
+Imports nothing heavy: the compressor is imported when it is used.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from importlib import import_module
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, Self
+
+from pydantic import ConfigDict, Field, GetJsonSchemaHandler, model_validator
+
+from methods.common.errors import ConfigError
+from tasks.config import Config
+
+ENTRY_POINTS = "seedloom.compressors"
+
+
+class Compressor(Protocol):
+    """The work behind a recipe: read the model folder, write the compressed one."""
+
+    def __call__(
+        self, out: Path, *, recipe: Any, model: Path, calibration: Path | None, seed: int
+    ) -> dict[str, Any]:
+        """Write a model folder with its tokenizer into the empty folder `out`, and describe it.
+
+        Args:
+            out: an empty folder.
+            recipe: the recipe, of the class that names this compressor.
+            model: a checked folder: safetensors with finite weights, no foreign code.
+            calibration: folder of a text data set; None when there is none.
+            seed: of every random choice; the same inputs give the same bytes.
+
+        Returns:
+            what goes into `compression.json` beside the recipe and the sizes; JSON values, no times, no
+            paths. `format` says how the weights are stored: `dense` for a folder that transformers loads as
+            it is; `size/nominal_bytes` is what the weights would take in the format that the method means;
+            measured seconds stand under `timings`.
+        """
+
+
+class CompressionRecipe(Config):
+    """Base of all recipes. A subclass sets `kind` (a Literal with that default) and `compressor`."""
+
+    compressor: ClassVar[str]
+    uses_calibration: ClassVar[bool] = False
+
+    kind: str
+
+    @property
+    def label(self) -> str:
+        """A short name, unique among different settings as far as people compare them; safe in file names."""
+        return self.kind
+
+    def check_model(self, config: dict[str, Any]) -> None:
+        """Refuse a model by its config.json, before any work starts. Raises DataError or ConfigError."""
+
+
+class PruneRecipe(CompressionRecipe):
+    """What the pruning recipes share."""
+
+    compressor: ClassVar[str] = "tasks.compress.prune:prune_model"
+
+    pattern: Literal["unstructured", "2:4", "4:8"] = Field(
+        default="unstructured",
+        description="Where zeros may lie: anywhere, or 2 of every 4 (4 of every 8) consecutive inputs",
+    )
+    sparsity: float = Field(
+        default=0.5,
+        gt=0,
+        lt=1,
+        description="Share of the linear layers' weights set to zero, between 0 and 1; 2:4 and 4:8 need 0.5",
+    )
+    compare: Literal["layer", "row"] = Field(
+        default="layer",
+        description="Which weights compete when the pattern is unstructured: all of a layer, or those of one output",
+    )
+
+    @model_validator(mode="after")
+    def _sparsity_fits_pattern(self) -> Self:
+        if self.pattern != "unstructured" and self.sparsity != 0.5:
+            raise ValueError(
+                f"sparsity {self.sparsity:g} contradicts pattern {self.pattern}, which removes exactly 0.5; "
+                "set sparsity to 0.5 or pattern to 'unstructured'"
+            )
+        return self
+
+    @property
+    def label(self) -> str:
+        where = (
+            f"{100 * self.sparsity:g}pct"
+            if self.pattern == "unstructured"
+            else self.pattern.replace(":", "of")
+        )
+        usual = type(self).model_fields["compare"].default
+        return f"{self.kind}-{where}" + ("" if self.compare == usual else f"-by-{self.compare}")
+
+    def check_model(self, config: dict[str, Any]) -> None:
+        from tasks.compress.prune import check_architecture
+
+        check_architecture(config)
+
+
+class MagnitudeRecipe(PruneRecipe):
+    """Magnitude pruning: the smallest weights go; needs no data."""
+
+    model_config = ConfigDict(title="Magnitude pruning")
+
+    kind: Literal["magnitude"] = Field(default="magnitude", description="Magnitude pruning")
+
+
+class WandaRecipe(PruneRecipe):
+    """Wanda: weights that are small, or whose input is, go; needs calibration text."""
+
+    model_config = ConfigDict(title="Wanda pruning")
+    uses_calibration: ClassVar[bool] = True
+
+    kind: Literal["wanda"] = Field(default="wanda", description="Pruning by weights and activations (Wanda)")
+    compare: Literal["layer", "row"] = Field(
+        default="row",
+        description="Which weights compete when the pattern is unstructured: those of one output, or all of a layer",
+    )
+    calibration_sequences: int = Field(
+        default=16,
+        ge=1,
+        le=4_096,
+        description="Sequences of calibration text; fewer are used when the text ends",
+    )
+    calibration_length: int = Field(
+        default=256, ge=8, le=32_768, description="Length of a calibration sequence in tokens"
+    )
+
+    @property
+    def label(self) -> str:
+        fields = type(self).model_fields
+        size = (self.calibration_sequences, self.calibration_length)
+        usual = (fields["calibration_sequences"].default, fields["calibration_length"].default)
+        return super().label + ("" if size == usual else f"-c{size[0]}x{size[1]}")
+
+    def check_model(self, config: dict[str, Any]) -> None:
+        super().check_model(config)
+        limit = config.get("max_position_embeddings") or config.get("n_positions")
+        if limit and self.calibration_length > limit:
+            raise ConfigError(
+                f"calibration_length {self.calibration_length}: the model reads at most {limit} tokens; "
+                "set that or less"
+            )
+
+
+BUILT_IN: tuple[type[CompressionRecipe], ...] = (MagnitudeRecipe, WandaRecipe)
+
+
+@functools.cache
+def recipe_classes() -> dict[str, type[CompressionRecipe]]:
+    """All known recipes by their kind, those with fewer fields first.
+
+    Prefect's form finds the member of a union that a value belongs to by counting common field names, and
+    takes the first of equals; with distinct sets of names in this order it always finds the right one.
+
+    Raises:
+        ConfigError: two recipes of the same kind or with the same field names, or an entry point that is no
+            recipe.
+    """
+    classes = list(BUILT_IN)
+    for point in sorted(entry_points(group=ENTRY_POINTS), key=lambda point: point.name):
+        try:
+            loaded = point.load()
+        except Exception as error:
+            raise ConfigError(
+                f"compressor {point.name} ({point.value}) cannot be imported: {error}"
+            ) from error
+        if not (isinstance(loaded, type) and issubclass(loaded, CompressionRecipe)):
+            raise ConfigError(f"compressor {point.name} ({point.value}) is no CompressionRecipe class")
+        classes.append(loaded)
+    known: dict[str, type[CompressionRecipe]] = {}
+    shapes: dict[frozenset[str], str] = {}
+    for recipe in sorted(classes, key=lambda item: len(item.model_fields)):
+        kind = recipe.model_fields["kind"].default
+        if not isinstance(kind, str) or kind in known:
+            raise ConfigError(
+                f"compressor {recipe.__name__}: its kind {kind!r} is taken or is no Literal default"
+            )
+        names = frozenset(recipe.model_fields)
+        if names in shapes:
+            raise ConfigError(
+                f"compressor {kind}: has the same fields as {shapes[names]}, so a form cannot tell them apart; "
+                "give it a field of its own"
+            )
+        known[kind], shapes[names] = recipe, kind
+    return known
+
+
+def recipe_class(kind: str) -> type[CompressionRecipe]:
+    """The recipe of a kind.
+
+    Raises:
+        ConfigError: naming the known kinds.
+    """
+    known = recipe_classes()
+    if kind not in known:
+        raise ConfigError(f"kind {kind!r}: no such compressor; known are {', '.join(known)}")
+    return known[kind]
+
+
+def compressor_for(recipe: CompressionRecipe) -> Compressor:
+    """Import the work behind a recipe."""
+    module, _, name = recipe.compressor.partition(":")
+    loaded: Compressor = getattr(import_module(module), name)
+    return loaded
+
+
+class _AnyOf:
+    """Forms of Prefect's first interface render `anyOf`, not the `oneOf` that pydantic writes for a tagged
+    union."""
+
+    def __get_pydantic_json_schema__(self, core_schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        schema = handler(core_schema)
+        if "oneOf" in schema:
+            schema["anyOf"] = schema.pop("oneOf")
+        return schema
+
+
+if TYPE_CHECKING:
+    Recipe = MagnitudeRecipe | WandaRecipe
+else:
+    Recipe = Annotated[
+        functools.reduce(operator.or_, recipe_classes().values()), Field(discriminator="kind"), _AnyOf()
+    ]
