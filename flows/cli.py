@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -78,6 +79,69 @@ def run(
         from flows.launch import run_flow
 
         run_flow(found, config)
+
+
+@app.command()
+def up(
+    prefect_port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Port of the Prefect server [default: 4200].")
+    ] = None,
+    mlflow_port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Port of the MLflow server [default: 5000].")
+    ] = None,
+    at_once: Annotated[
+        int, typer.Option(min=1, max=64, help="Flow runs at the same time; others wait in line.")
+    ] = 1,
+) -> None:
+    """Start Prefect, MLflow and every flow as a deployment, on this machine only; Ctrl-C ends all."""
+    with one_line_errors():
+        from flows.serve import up as start
+
+        start(prefect_port, mlflow_port, at_once)
+
+
+@app.command()
+def params(
+    write: Annotated[
+        bool, typer.Option("--write/--check", help="Write the file anew and keep your values, or check it.")
+    ] = False,
+    file: Annotated[Path, typer.Option(help="The file.")] = Path("params.yaml"),
+) -> None:
+    """Check params.yaml against the settings of every flow, or bring it up to date."""
+    with one_line_errors():
+        from flows.params import check
+        from flows.params import write as renew
+
+        if write:
+            update = renew(file)
+            for verb, names in (("added", update.added), ("dropped", update.dropped), ("kept", update.changed)):
+                for name in names:
+                    typer.echo(f"{verb:8}{name}")
+            return
+        if lines := check(file):
+            raise ConfigError("\nerror: ".join(lines))
+        typer.echo(f"{file} fits the settings of every flow")
+
+
+@app.command()
+def cards(
+    write: Annotated[
+        bool, typer.Option("--write/--check", help="Renew the README's table of papers, or check it.")
+    ] = False,
+) -> None:
+    """Check the papers' cards against their measurements and the README, or renew the README's table."""
+    with one_line_errors():
+        from flows.cards import check
+        from flows.cards import write as renew
+
+        if write:
+            typer.echo("README.md: table renewed" if renew(Path()) else "README.md: nothing to renew")
+            return
+        if lines := check(Path()):
+            for line in lines:
+                typer.echo(f"error: {line}", err=True)
+            raise typer.Exit(1)
+        typer.echo("README.md and the cards agree")
 
 
 if __name__ == "__main__":

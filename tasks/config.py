@@ -44,6 +44,7 @@ def make_form(schema: dict[str, Any], model: type) -> None:
 
     The fields keep the order of the model (`position` in a field's extra moves it), a group is headed by its
     field's name, bounds stand in the description, and the `kind` of a union's member is a choice of one.
+    The forms switch between the members of an `anyOf`; of the `oneOf` of a tagged union they keep the first.
     """
     fields = schema.get("properties", {})
     ranks = {name: field.get("position", MIDDLE) for name, field in fields.items()}
@@ -55,6 +56,9 @@ def make_form(schema: dict[str, Any], model: type) -> None:
             field["description"] = f"{field.get('description', '')} ({bounds})".strip()
         if "const" in field:
             field["enum"] = [field["const"]]
+        for union in (field, field.get("items", {})):
+            if "oneOf" in union:
+                union["anyOf"] = union.pop("oneOf")
 
 
 class Config(BaseModel):

@@ -16,14 +16,12 @@ class Running(Config):
         started: that process's start in seconds since 1970, because process ids are used again.
         prefect: address of the Prefect UI, without `/api`.
         mlflow: address of the MLflow UI.
-        flows: pid of the process that starts flow runs.
     """
 
     pid: int
     started: float
     prefect: str
     mlflow: str
-    flows: int | None = None
 
 
 def state_file(work: Path) -> Path:
