@@ -23,6 +23,7 @@ from mlflow.tracking import MlflowClient
 from pydantic import BaseModel
 
 from tasks.config import Config
+from tasks.dvc import dvc_tags
 from tasks.reference import Reference
 from tasks.settings import settings
 
@@ -203,7 +204,7 @@ def flow_run(flow: str, config: BaseModel, flow_run_id: str | None = None) -> It
     client = client_for(current.tracking_uri)
     experiment = experiment_id(client, current.experiment)
     close_dead_runs(client, experiment)
-    tags = {"seedloom.flow": flow, **process_tags(), **git_tags()}
+    tags = {"seedloom.flow": flow, **process_tags(), **git_tags(), **dvc_tags()}
     if flow_run_id:
         tags["prefect.flow_run_id"] = flow_run_id
     if api := os.environ.get("PREFECT_API_URL"):
