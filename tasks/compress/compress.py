@@ -13,6 +13,7 @@ from tasks.compress.recipes import CompressionRecipe, compressor_for
 from tasks.reference import Reference
 
 REPORT = "compression.json"
+DENSE = "dense"
 # Everything else of the source folder goes along: tokenizer, chat template, generation settings, licence.
 NOT_COPIED = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf")
 NOT_COPIED_NAMES = frozenset({"model.safetensors.index.json", REPORT, "timings.json", ".seedloom.json"})
@@ -48,7 +49,7 @@ def compress_model(
     """Write the compressed model to `out` as a model folder with `compression.json`.
 
     Args:
-        out: emptied first, so what a killed attempt left does no harm.
+        out: emptied first, unless the recipe resumes, so what a killed attempt left does no harm.
         recipe: one of the known recipes.
         model: a model folder.
         calibration: held-out text (Arrow, column `text`), or the output of the prepare step, of which only
@@ -60,7 +61,7 @@ def compress_model(
         what `compression.json` holds without the list of layers; `timings` are measured and stand in no file.
             size/bytes: the weight files as they lie on disk. Zeros in a dense file take as much as other
                 numbers.
-            size/nonzero_share: of all stored numbers, embeddings included.
+            size/nonzero_share: of all stored numbers, embeddings included; only for the format `dense`.
             size/nominal_bytes: what the method's own format would take; for pruning one bit per weight for
                 its place and the remaining values, the rest dense. No file of that size is written.
             size/nominal_bits_per_weight: of the compressed layers alone.
@@ -80,8 +81,9 @@ def compress_model(
         )
     _check_finite(folder)
     out.mkdir(parents=True, exist_ok=True)
-    for left in out.iterdir():
-        shutil.rmtree(left) if left.is_dir() else left.unlink()
+    if not recipe.resumes:
+        for left in out.iterdir():
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
 
     facts = compressor_for(recipe)(out, recipe=recipe, model=folder, calibration=text, seed=seed)
     timings = facts.pop("timings", {})
@@ -92,14 +94,13 @@ def compress_model(
         "recipe": recipe.model_dump(mode="json"),
         "seed": seed,
         "model_digest": model.digest,
-        "calibration_digest": calibration.digest
-        if calibration is not None and recipe.uses_calibration
-        else "",
+        "calibration_digest": calibration.digest if calibration and recipe.uses_calibration else "",
         **facts,
         "size/bytes": _weight_bytes(out),
         "size/dense_bytes": _weight_bytes(folder),
-        "size/nonzero_share": _nonzero_share(out),
     }
+    if facts["format"] == DENSE:
+        record["size/nonzero_share"] = _nonzero_share(out)
     (out / REPORT).write_text(json.dumps(record, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     record.pop("layers", None)
     return {**record, "timings": timings}

@@ -32,10 +32,10 @@ class Compressor(Protocol):
     def __call__(
         self, out: Path, *, recipe: Any, model: Path, calibration: Path | None, seed: int
     ) -> dict[str, Any]:
-        """Write a model folder with its tokenizer into the empty folder `out`, and describe it.
+        """Write a model folder with its tokenizer into the folder `out`, and describe it.
 
         Args:
-            out: an empty folder.
+            out: an empty folder, or, for a recipe that `resumes`, what a killed attempt left.
             recipe: the recipe, of the class that names this compressor.
             model: a checked folder: safetensors with finite weights, no foreign code.
             calibration: folder of a text data set; None when there is none.
@@ -54,6 +54,8 @@ class CompressionRecipe(Config):
 
     compressor: ClassVar[str]
     uses_calibration: ClassVar[bool] = False
+    # The compressor goes on from what a killed attempt left in `out`; else it finds the folder empty.
+    resumes: ClassVar[bool] = False
 
     kind: str
 
