@@ -48,9 +48,7 @@ class Claim(Config):
     def _consistent(self) -> "Claim":
         if self.held == "not_tested":
             if self.measured != "":
-                raise ValueError(
-                    f"measured = {self.measured!r} although held is not_tested; empty it or say true or false"
-                )
+                raise ValueError(f"held is not_tested, but measured = {self.measured!r}; empty it or decide")
         elif self.measured == "" or self.seeds == 0:
             raise ValueError("held is given without `measured` and `seeds`; add both, or say not_tested")
         if self.metric and isinstance(self.measured, str):

@@ -230,8 +230,20 @@ def render(models: Mapping[str, type[BaseModel]], values: Mapping[str, Mapping[s
     """The file's text: each value below its description and bounds."""
     from ruamel.yaml import YAML
     from ruamel.yaml.comments import CommentedMap
+    from ruamel.yaml.representer import RoundTripRepresenter
 
+    class Representer(RoundTripRepresenter):
+        """YAML 1.1 readers take 2e-05 for text, and 2.0e-05 for a number."""
+
+        def represent_float(self, value: Any) -> Any:
+            text = repr(value)
+            if re.fullmatch(r"-?\d+e-?\d+", text):
+                return self.represent_scalar("tag:yaml.org,2002:float", text.replace("e", ".0e"))
+            return super().represent_float(value)
+
+    Representer.add_representer(float, Representer.represent_float)
     yaml = YAML()
+    yaml.Representer = Representer
     yaml.width = 4096  # a value stays on its line
     yaml.indent(mapping=2, sequence=4, offset=2)
     sections = ["".join(f"# {line}\n" for line in HEADER.splitlines())]
