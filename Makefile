@@ -4,6 +4,9 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
+# DVC's stages call `seedloom` by name.
+export PATH := $(abspath $(BIN)):$(PATH)
+
 .PHONY: run test bench check setup setup-test browser clean
 
 run: setup
