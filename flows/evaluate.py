@@ -10,8 +10,8 @@ from tasks.report.publish import Report
 
 def check(config: EvaluateConfig) -> None:
     """Refuse missing inputs."""
-    given_candidates(config.models)
-    for kind in ("base", "tasks", "text"):
+    given_candidates(config.models, existing("base", config.base) if config.base else None)
+    for kind in ("tasks", "text"):
         if path := getattr(config, kind):
             existing(kind, path)
 
@@ -20,8 +20,8 @@ def check(config: EvaluateConfig) -> None:
 def evaluate(config: EvaluateConfig = EvaluateConfig()) -> Report:
     check(config)
     with open_run("evaluate", config) as ctx:
-        candidates = given_candidates(config.models)
         base = existing("base", config.base) if config.base else None
+        candidates = given_candidates(config.models, base)
         text = existing("text", config.text) if config.text else None
         tasks = existing("tasks", config.tasks)
         scores = evaluate_candidates(ctx, config, candidates, base, tasks, text)

@@ -226,13 +226,24 @@ def existing(kind: str, path: str) -> Reference:
         raise DataError(f"{kind}: {error}") from error
 
 
-def given_candidates(folders: Sequence[str]) -> list[Candidate]:
+def given_candidates(folders: Sequence[str], base: Reference | None = None) -> list[Candidate]:
     """The models below the folders that the user named.
+
+    Args:
+        folders: each a model, an adapter, or what another flow wrote.
+        base: the model that is called `base`, as in the lifecycle, whatever its folder is called.
 
     Raises:
         DataError: a folder holds no model, or two models have the same name.
     """
     found = [candidate for folder in folders for candidate in load_candidates(Path(folder).expanduser())]
+    if base is not None:
+        found = [
+            c.model_copy(update={"name": "base"})
+            if c.stage == "base" and c.reference.digest == base.digest
+            else c
+            for c in found
+        ]
     names = [candidate.name for candidate in found]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
