@@ -113,7 +113,7 @@ def _frontier(
             {
                 "candidate": candidate.name,
                 "stage": candidate.stage,
-                "nominal_mb": candidate.facts.get("size/nominal_bytes", metrics["size/bytes"]) / 1e6,
+                "nominal_mb": candidate.facts.get("size/nominal_bytes", metrics["size/nominal_bytes"]) / 1e6,
                 "file_mb": metrics["size/bytes"] / 1e6,
                 "mean_score": mean.mean,
                 "low": mean.low,
