@@ -5,8 +5,30 @@
 
 import os
 import sys
+from pathlib import Path
+from typing import Any
 
 from tasks.settings import configure_environment
+
+# MLflow's pages open on its language-model side (traces, judges) with a chat panel over the table, and remember in
+# the browser what the visitor chose instead. These are the first visit's choices; the visitor's own ones stay.
+FIRST_VISIT = """<script>
+for (const [key, value] of [
+  ["mlflow.workflowType_v1", '"machine_learning"'],
+  ["mlflow.assistant.fab.autoOpenedOnFirstLoad_v1", "true"],
+]) if (localStorage.getItem(key) === null) localStorage.setItem(key, value);
+</script>"""
+
+
+def open_on_training_runs(app: Any) -> None:
+    """Serve MLflow's page with the first visit's choices, behind the same host checks as everything else."""
+    import mlflow.server
+    from starlette.responses import HTMLResponse
+    from starlette.routing import Route
+
+    page = Path(mlflow.server.__file__).parent / "js" / "build" / "index.html"
+    html = page.read_text().replace("<head>", f"<head>{FIRST_VISIT}", 1)
+    app.router.routes.insert(0, Route("/", lambda _request: HTMLResponse(html, headers={"cache-control": "no-cache"})))
 
 
 def main(port: int) -> None:
@@ -31,8 +53,10 @@ def main(port: int) -> None:
     os.environ[constants.SERVE_ARTIFACTS_ENV_VAR] = "true"
 
     import uvicorn
+    from mlflow.server.fastapi_app import app
 
-    uvicorn.run("mlflow.server.fastapi_app:app", host="127.0.0.1", port=port, log_level="warning")
+    open_on_training_runs(app)
+    uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning")
 
 
 if __name__ == "__main__":
