@@ -67,11 +67,16 @@ def test_forward_is_itself_again_after_the_calls_were_recorded_or_failed() -> No
 
 def test_observers_are_taken_off_after_an_exception() -> None:
     layer, seen = nn.Linear(4, 2), []
-    with pytest.raises(ZeroDivisionError), inputs_observed({layer: seen.append}):
-        layer(torch.ones(2, 3, 4))
-        1 / 0  # noqa: B018
+
+    def fail_while_watching() -> None:
+        with inputs_observed({layer: seen.append}):
+            layer(torch.ones(2, 3, 4))
+            layer(torch.ones(2, 3, 5))
+
+    with pytest.raises(RuntimeError, match="cannot be multiplied"):
+        fail_while_watching()
     layer(torch.ones(1, 4))
-    assert [x.shape for x in seen] == [(6, 4)]
+    assert [x.shape for x in seen] == [(6, 4), (6, 5)]
 
 
 def test_unknown_architecture_is_refused_by_name_and_can_be_registered(

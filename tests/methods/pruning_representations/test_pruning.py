@@ -49,6 +49,20 @@ def test_layer_scores_and_mask_equal_the_oracle() -> None:
         np.testing.assert_array_equal(keep.numpy(), oracle(weight.astype(float), inputs.astype(float), 16))
 
 
+def inputs_of(model: Any, block: int, ids: torch.Tensor) -> dict[str, np.ndarray]:
+    """The inputs [tokens, features] of a block's linear layers in a plain run of the model."""
+    seen: dict[str, np.ndarray] = {}
+    for layer in linear_layers(model, block):
+
+        def keep_input(_module: Any, inputs: Any, name: str = layer.name) -> None:
+            seen[name] = inputs[0].reshape(-1, inputs[0].shape[-1]).numpy()
+
+        layer.module.register_forward_pre_hook(keep_input)
+    with torch.no_grad():
+        model(input_ids=ids)
+    return seen
+
+
 @pytest.mark.parametrize("model_type", sorted(BLOCKS))
 def test_wanda_walks_through_the_pruned_prefix(model_type: str) -> None:
     """The mask of block b follows from the activations of a model whose blocks before b are pruned and b is dense."""
@@ -59,15 +73,7 @@ def test_wanda_walks_through_the_pruned_prefix(model_type: str) -> None:
         for layer, done in zip(linear_layers(mixed), linear_layers(pruned), strict=True):
             if layer.block < block:
                 layer.weight.copy_(done.weight)
-        seen: dict[str, np.ndarray] = {}
-        for layer in linear_layers(mixed, block):
-
-            def keep_input(_module: Any, inputs: Any, name: str = layer.name) -> None:
-                seen[name] = inputs[0].reshape(-1, inputs[0].shape[-1]).numpy()
-
-            layer.module.register_forward_pre_hook(keep_input)
-        with torch.no_grad():
-            mixed(input_ids=ids)
+        seen = inputs_of(mixed, block, ids)
         for layer, done in zip(linear_layers(mixed, block), linear_layers(pruned, block), strict=True):
             expected = oracle(layer.weight.numpy(), seen[layer.name], layer.weight.shape[1] // 2)
             np.testing.assert_array_equal(done.weight.numpy() != 0, expected, err_msg=layer.name)
