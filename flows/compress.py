@@ -7,6 +7,7 @@ from prefect import flow
 from flows.pipeline import open_run
 from flows.stages import best_on_select, compress_model, existing, given_candidates
 from flows.steps_config import CompressConfig
+from flows.task_runner import task_runner
 from tasks.candidates import check_output, save_candidates
 from tasks.report.publish import Report, publish, report_folder
 from tasks.report.summaries import candidates_table
@@ -19,7 +20,7 @@ def check(config: CompressConfig) -> None:
     check_output(Path(config.output))
 
 
-@flow(name="compress", description="Compress a model by each recipe.")
+@flow(name="compress", description="Compress a model by each recipe.", task_runner=task_runner())
 def compress(config: CompressConfig = CompressConfig()) -> Report:
     check(config)
     with open_run("compress", config) as ctx:

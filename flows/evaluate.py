@@ -5,6 +5,7 @@ from prefect import flow
 from flows.pipeline import open_run
 from flows.stages import evaluate_candidates, existing, given_candidates, publish_comparison
 from flows.steps_config import EvaluateConfig
+from flows.task_runner import task_runner
 from tasks.report.publish import Report
 
 
@@ -16,7 +17,11 @@ def check(config: EvaluateConfig) -> None:
             existing(kind, path)
 
 
-@flow(name="evaluate", description="Score models on task sets, text, size and speed, and compare them.")
+@flow(
+    name="evaluate",
+    description="Score models on task sets, text, size and speed, and compare them.",
+    task_runner=task_runner(),
+)
 def evaluate(config: EvaluateConfig = EvaluateConfig()) -> Report:
     check(config)
     with open_run("evaluate", config) as ctx:

@@ -7,6 +7,7 @@ from prefect import flow
 from flows.pipeline import open_run
 from flows.stages import existing, train_experts
 from flows.steps_config import FinetuneConfig
+from flows.task_runner import task_runner
 from tasks.candidates import check_output, save_candidates
 from tasks.report.publish import Report, publish, report_folder
 from tasks.report.summaries import candidates_table
@@ -19,7 +20,7 @@ def check(config: FinetuneConfig) -> None:
     check_output(Path(config.output))
 
 
-@flow(name="finetune", description="Train one expert a task, stopped for merging.")
+@flow(name="finetune", description="Train one expert a task, stopped for merging.", task_runner=task_runner())
 def finetune(config: FinetuneConfig = FinetuneConfig()) -> Report:
     check(config)
     with open_run("finetune", config) as ctx:

@@ -11,15 +11,18 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from flows.registry import FlowEntry
-from flows.task_runner import task_runner
+from flows.servers.state import running
 from tasks.config import Config
 from tasks.settings import settings
 
 
 def find_server() -> str | None:
-    """The API address of the running server: the user's, else `seedloom up`'s on this machine."""
+    """The API address of the running server: the user's, else that of a `seedloom up` on this work folder."""
     given = os.environ.get("PREFECT_API_URL")
-    address = given or f"http://127.0.0.1:{settings().prefect_port}/api"
+    up = running(settings().work)
+    address = given or (f"{up.prefect}/api" if up else None)
+    if address is None:
+        return None
     try:
         with urllib.request.urlopen(f"{address}/health", timeout=2):
             return address
@@ -36,9 +39,11 @@ def run_flow(entry: FlowEntry, config: Config) -> Any:
     server = find_server()
     if server:
         os.environ["PREFECT_API_URL"] = server
+    if up := running(settings().work):
+        os.environ.setdefault("SEEDLOOM_MLFLOW_URL", up.mlflow)
+        settings.cache_clear()
     show_progress()
-    flow = entry.load_flow()
-    report = flow.with_options(task_runner=task_runner())(config)
+    report = entry.load_flow()(config)
     print_report(report)
     return report
 

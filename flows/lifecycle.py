@@ -13,6 +13,7 @@ from flows.stages import (
     publish_comparison,
     train_experts,
 )
+from flows.task_runner import task_runner
 from tasks.candidates import Candidate
 from tasks.prepare.steps import check_sources
 from tasks.report.publish import Report
@@ -26,6 +27,7 @@ def check(config: LifecycleConfig) -> None:
 @flow(
     name="lifecycle",
     description="Prepare, fine-tune, merge, compress and evaluate one model, and compare every candidate.",
+    task_runner=task_runner(),
 )
 def lifecycle(config: LifecycleConfig = LifecycleConfig()) -> Report:
     check(config)

@@ -7,6 +7,7 @@ from prefect import flow
 from flows.pipeline import open_run
 from flows.stages import best_on_select, existing, given_candidates, merge_experts
 from flows.steps_config import MergeConfig
+from flows.task_runner import task_runner
 from tasks.candidates import check_output, save_candidates
 from tasks.report.publish import Report, publish, report_folder
 from tasks.report.summaries import candidates_table
@@ -20,7 +21,11 @@ def check(config: MergeConfig) -> None:
     check_output(Path(config.output))
 
 
-@flow(name="merge", description="Merge experts of one base, coefficients chosen on held-out examples.")
+@flow(
+    name="merge",
+    description="Merge experts of one base, coefficients chosen on held-out examples.",
+    task_runner=task_runner(),
+)
 def merge(config: MergeConfig = MergeConfig()) -> Report:
     check(config)
     with open_run("merge", config) as ctx:

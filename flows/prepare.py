@@ -7,6 +7,7 @@ from prefect import flow
 from flows.pipeline import open_run
 from flows.stages import Prepared, prepare_inputs
 from flows.steps_config import PrepareConfig
+from flows.task_runner import task_runner
 from tasks.prepare.steps import check_sources
 from tasks.report.publish import Report, publish, report_folder
 from tasks.report.summaries import prepared_table
@@ -20,7 +21,11 @@ def check(config: PrepareConfig) -> None:
         check_export(Path(config.output) / part)
 
 
-@flow(name="prepare", description="Store a model, build task sets and held-out text.")
+@flow(
+    name="prepare",
+    description="Store a model, build task sets and held-out text.",
+    task_runner=task_runner(),
+)
 def prepare(config: PrepareConfig = PrepareConfig()) -> Report:
     check(config)
     with open_run("prepare", config) as ctx:

@@ -91,7 +91,9 @@ def check_start(current: Settings, prefect_port: int, mlflow_port: int) -> None:
             f"and {found.mlflow}, or stop it with `kill {found.pid}`"
         )
     if prefect_port == mlflow_port:
-        raise ConfigError(f"--prefect-port and --mlflow-port are both {mlflow_port}; give two different ports")
+        raise ConfigError(
+            f"--prefect-port and --mlflow-port are both {mlflow_port}; give two different ports"
+        )
     check_port(prefect_port, "--prefect-port", "SEEDLOOM_PREFECT_PORT")
     if not remote_mlflow(current):
         check_port(mlflow_port, "--mlflow-port", "SEEDLOOM_MLFLOW_PORT")
@@ -107,7 +109,12 @@ class Servers:
     """The parts of one `seedloom up`, started together and ended together."""
 
     def __init__(
-        self, current: Settings, environment: dict[str, str], prefect_port: int, mlflow_port: int, at_once: int
+        self,
+        current: Settings,
+        environment: dict[str, str],
+        prefect_port: int,
+        mlflow_port: int,
+        at_once: int,
     ) -> None:
         self.work = current.work
         self.logs = self.work / "logs"
@@ -193,9 +200,7 @@ class Servers:
 
     def progress(self) -> str:
         seconds = time.monotonic() - self.started
-        words = [
-            f"{part.name} {'ready' if part.ready_after is not None else '...'}" for part in self.parts
-        ]
+        words = [f"{part.name} {'ready' if part.ready_after is not None else '...'}" for part in self.parts]
         return f"starting ({seconds:.0f} s): {', '.join(words)}"
 
     def served(self) -> dict[str, Any]:

@@ -4,6 +4,7 @@ A flow run is one parent run; each candidate (method x seed) is a child of it. T
 `mlflow.start_run` is thread-local and MLFLOW_RUN_ID overrides a parent id, so neither is used.
 """
 
+import json
 import os
 import socket
 import subprocess
@@ -14,6 +15,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import psutil
 from filelock import FileLock
@@ -49,8 +51,25 @@ class RunContext(Config):
     @property
     def run_url(self) -> str | None:
         """The parent run's page in the MLflow UI, when an address is known."""
-        base = settings().mlflow_url or (self.tracking_uri if self.tracking_uri.startswith("http") else None)
+        base = ui_address(self.tracking_uri)
         return base and f"{base}/#/experiments/{self.experiment_id}/runs/{self.parent_run_id}"
+
+    @property
+    def compare_url(self) -> str | None:
+        """The page that puts the candidates side by side; the parent's when there are none to compare."""
+        base, runs = ui_address(self.tracking_uri), [run.info.run_id for run in children(self)]
+        return compare_page(base, self.experiment_id, runs) if base and len(runs) > 1 else self.run_url
+
+
+def ui_address(tracking_uri: str) -> str | None:
+    """Where the MLflow UI is, when that is known."""
+    return settings().mlflow_url or (tracking_uri if tracking_uri.startswith("http") else None)
+
+
+def compare_page(base: str, experiment: str, run_ids: Sequence[str]) -> str:
+    """MLflow's compare page of some runs."""
+    runs, experiments = (quote(json.dumps(value)) for value in (list(run_ids), [experiment]))
+    return f"{base}/#/compare-runs?runs={runs}&experiments={experiments}"
 
 
 @lru_cache(maxsize=8)

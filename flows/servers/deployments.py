@@ -69,7 +69,7 @@ async def close_dead_runs(deployment_ids: list[Any]) -> int:
         FlowRunFilterState,
         FlowRunFilterStateType,
     )
-    from prefect.client.schemas.objects import StateType
+    from prefect.client.schemas.objects import State, StateType
     from prefect.states import Crashed
 
     unfinished = [StateType.RUNNING, StateType.PENDING, StateType.CANCELLING]
@@ -80,7 +80,9 @@ async def close_dead_runs(deployment_ids: list[Any]) -> int:
             ),
             deployment_filter=DeploymentFilter(id=DeploymentFilterId(any_=deployment_ids)),
         )
-        state = Crashed(message="`seedloom up` ended while this run was going on; run it again, it resumes")
+        state: State[Any] = Crashed(
+            message="`seedloom up` ended while this run was going on; run it again, it resumes"
+        )
         for run in runs:
             await client.set_flow_run_state(run.id, state, force=True)
     return len(runs)

@@ -28,7 +28,9 @@ def open_on_training_runs(app: Any) -> None:
 
     page = Path(mlflow.server.__file__).parent / "js" / "build" / "index.html"
     html = page.read_text().replace("<head>", f"<head>{FIRST_VISIT}", 1)
-    app.router.routes.insert(0, Route("/", lambda _request: HTMLResponse(html, headers={"cache-control": "no-cache"})))
+    app.router.routes.insert(
+        0, Route("/", lambda _request: HTMLResponse(html, headers={"cache-control": "no-cache"}))
+    )
 
 
 def main(port: int) -> None:

@@ -113,7 +113,7 @@ def publish(
     """
     sections = [f"# {title}", markdown_table(shown), verdict_lines(verdicts), notes]
     links = [
-        f"MLflow run: [{ctx.parent_run_id}]({ctx.run_url})"
+        f"MLflow: [this run]({ctx.run_url}), [its candidates side by side]({ctx.compare_url})"
         if ctx.run_url
         else f"MLflow run: {ctx.parent_run_id}"
     ]
@@ -125,7 +125,16 @@ def publish(
     create_table_artifact(key=f"{key}-table", table=shown.to_dict("records"), description=title)
     if ctx.run_url:
         create_link_artifact(
-            key=f"{key}-mlflow", link=ctx.run_url, link_text="Compare the candidates in MLflow"
+            key=f"{key}-mlflow",
+            link=ctx.run_url,
+            link_text="This run in MLflow",
+            description="Settings, scores, plots and the candidates' own runs in MLflow",
+        )
+        create_link_artifact(
+            key=f"{key}-compare",
+            link=ctx.compare_url,
+            link_text="Compare the candidates in MLflow",
+            description="Every candidate side by side in MLflow",
         )
 
     client = ctx.client
