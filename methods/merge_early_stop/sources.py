@@ -239,13 +239,14 @@ class ExpertStream:
                         if not torch.equal(self.base.read(name, start, stop), expert.read(name, start, stop)):
                             raise DataError(
                                 f"expert {expert.label}: frozen tensor {name} differs from the base; it was "
-                                "trained from "
-                                "another base"
+                                "trained from another base"
                             )
             dot = own = theirs = 0.0
             for name in self.names:
-                a = self.base.read(name, 0, 4096).double()
-                b = expert.read(name, 0, min(4096, self.numel(name))).double()
+                if not expert.touches(name):
+                    continue
+                some = min(4096, self.numel(name))
+                a, b = self.base.read(name, 0, some).double(), expert.read(name, 0, some).double()
                 dot, own, theirs = dot + float(a @ b), own + float(a @ a), theirs + float(b @ b)
             if own * theirs > 0 and dot < 0.1 * (own * theirs) ** 0.5:
                 warnings.warn(
