@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from tasks.evaluate.config import EvaluateSettings
 from tasks.evaluate.steps import evaluate
@@ -25,6 +25,9 @@ from tasks.report.publish import Report, publish, report_folder
 from tasks.report.registry import register
 from tasks.step import StepResult
 from tasks.tracking import RunContext, candidate_run, log_input, log_metrics, log_params, set_tags
+
+
+Group = TypeVar("Group", bound=Config)
 
 
 class Prepared(Config):
@@ -87,13 +90,15 @@ def train_experts(
     """One expert a task and stopping rule."""
     futures = {}
     for stopping in settings.stoppings:
+        # An expert's key must not change when a rule is added beside its own.
+        own = only(FinetuneSettings, settings, stoppings=(stopping,))
         for name, task in task_folders(tasks).items():
             label = f"expert/{stopping}/{name}"
             futures[label] = (
                 stopping,
                 name,
                 finetune.submit(
-                    ctx, label, {"settings": settings, "base": base, "task": task, "stopping": stopping}
+                    ctx, label, {"settings": own, "base": base, "task": task, "stopping": stopping}
                 ),
             )
     experts = []
@@ -115,7 +120,7 @@ def merge_experts(
                 f"merge/{method}" if stopping in ("merge_aware", "given") else f"merge/{method}/{stopping}"
             )
             inputs = {
-                "settings": settings,
+                "settings": only(MergeSettings, settings, methods=(method,)),
                 "method": method,
                 "base": base,
                 "experts": [expert.reference for expert in group],
@@ -158,9 +163,10 @@ def evaluate_candidates(
 ) -> dict[str, StepResult]:
     """Score each candidate and write the scores into its MLflow run."""
     futures = {}
+    own = only(EvaluateSettings, settings)
     for candidate in candidates:
         inputs = {
-            "settings": settings,
+            "settings": own,
             "model": candidate.reference,
             "base": base if candidate.reference.kind == "adapter" else None,
             "tasks": tasks,
@@ -211,6 +217,12 @@ def _log_candidate(ctx: RunContext, candidate: Candidate, result: StepResult, ta
         },
     )
     ctx.client.set_terminated(run)
+
+
+def only(group: type[Group], settings: Config, **changes: object) -> Group:
+    """A step's settings without what its flow adds (paths in and out), so that both ways in share one key."""
+    values = {name: getattr(settings, name) for name in group.model_fields}
+    return group.model_validate(values | changes)
 
 
 def existing(kind: str, path: str) -> Reference:
