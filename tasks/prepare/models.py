@@ -240,7 +240,7 @@ def _materialise_smollm2(settings: ModelSettings, out: Path) -> dict[str, str]:
 
     path = package_file(SMOLLM2, SMOLLM2_FILE)
     origin = package_origin(SMOLLM2, path, source=settings.source)
-    with _quiet_loading():
+    with quiet_loading():
         tokenizer = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
         # Without `dequantize` the blocks stay packed and the model cannot be saved.
         model = AutoModelForCausalLM.from_pretrained(
@@ -456,7 +456,7 @@ def _write_json(path: Path, value: dict[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def _quiet_loading() -> Iterator[None]:
+def quiet_loading() -> Iterator[None]:
     """No progress bars while a model is loaded into something that is no terminal (logs, pipes)."""
     if sys.stderr.isatty():
         yield
