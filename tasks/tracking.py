@@ -241,7 +241,9 @@ def flow_run(flow: str, config: BaseModel, flow_run_id: str | None = None) -> It
     try:
         yield ctx
         status = "FINISHED"
-    except (KeyboardInterrupt, SystemExit):
+    except Exception:
+        raise
+    except BaseException:  # Ctrl-C, or Prefect's signal that the run is cancelled
         status = "KILLED"
         raise
     finally:
