@@ -1,0 +1,1 @@
+"""Fine-tuning: one expert a task, stopped for merging."""
