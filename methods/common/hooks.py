@@ -19,20 +19,20 @@ class BlockCall:
     kwargs: dict[str, Any]
 
     def run(self, block: nn.Module, hidden: Tensor) -> Tensor:
-        """The next hidden state; float arguments are cast to the hidden state's type."""
-        args = tuple(_cast(value, hidden.dtype) for value in self.args)
-        kwargs = {name: _cast(value, hidden.dtype) for name, value in self.kwargs.items()}
+        """The next hidden state; arguments follow the hidden state to its device, floats also to its type."""
+        args = tuple(_like(value, hidden) for value in self.args)
+        kwargs = {name: _like(value, hidden) for name, value in self.kwargs.items()}
         result = block(hidden, *args, **kwargs)
         output = result[0] if isinstance(result, tuple) else result
         assert isinstance(output, Tensor)
         return output
 
 
-def _cast(value: Any, dtype: torch.dtype) -> Any:
-    if isinstance(value, Tensor) and value.is_floating_point():
-        return value.to(dtype)
+def _like(value: Any, hidden: Tensor) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(hidden.device, hidden.dtype if value.is_floating_point() else value.dtype)
     if isinstance(value, tuple):
-        return tuple(_cast(item, dtype) for item in value)
+        return tuple(_like(item, hidden) for item in value)
     return value
 
 

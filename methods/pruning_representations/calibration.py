@@ -75,6 +75,7 @@ def prune_blocks(
     prune: Callable[[LinearLayer, Any], None],
     batch_size: int = 8,
     dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
     on_block: Callable[[int, int], None] | None = None,
 ) -> None:
     """Walk through the blocks; measure each dense block's layer inputs, prune its layers, pass its new
@@ -87,6 +88,8 @@ def prune_blocks(
         prune: changes `layer.weight` in place from what the observer gathered.
         batch_size: sequences per forward pass.
         dtype: number format of the forward passes; None takes the model's own. Weights keep theirs.
+        device: where the forward passes run, one block at a time; None takes the model's own. Weights stay where
+            they are.
         on_block: progress.
 
     Raises:
@@ -97,17 +100,15 @@ def prune_blocks(
             f"calibration is empty: its shape is {tuple(input_ids.shape)}, not [sequences, length]"
         )
     blocks = residual_blocks(model)
-    training = model.training
+    training, home = model.training, next(model.parameters()).device
     model.eval()
     try:
-        starts = [block_calls(model, blocks, batch) for batch in input_ids.split(batch_size)]
-        hidden = [first if dtype is None else first.to(dtype) for first, _ in starts]
+        starts = [block_calls(model, blocks, batch) for batch in input_ids.to(home).split(batch_size)]
+        hidden = [first.to(device or first.device, dtype or first.dtype) for first, _ in starts]
         calls = [call for _, call in starts]
         for index, block in enumerate(blocks):
             layers = list(linear_layers(model, index))
-            runner = (
-                block if hidden[0].dtype == next(block.parameters()).dtype else _cast_copy(block, hidden[0])
-            )
+            runner = _runner(block, hidden[0])
             modules = dict(runner.named_modules())
             observers = {layer.local_name: observe(layer) for layer in layers}
             watched = {modules[name]: observer.add for name, observer in observers.items()}
@@ -126,5 +127,9 @@ def prune_blocks(
         model.train(training)
 
 
-def _cast_copy(block: nn.Module, like: Tensor) -> nn.Module:
-    return copy.deepcopy(block).to(dtype=like.dtype)
+def _runner(block: nn.Module, hidden: Tensor) -> nn.Module:
+    """The block itself when it fits the hidden state, else a copy of its type and on its device."""
+    own = next(block.parameters())
+    if (own.dtype, own.device) == (hidden.dtype, hidden.device):
+        return block
+    return copy.deepcopy(block).to(hidden.device, hidden.dtype)

@@ -60,6 +60,7 @@ def wanda(
     compare: Compare = "row",
     batch_size: int = 8,
     dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
     on_block: OnBlock | None = None,
 ) -> Model:
     """Set the weights with the lowest score to zero, block by block, in place.
@@ -73,10 +74,12 @@ def wanda(
         batch_size: sequences per forward pass.
         dtype: number format of the calibration forward passes; None takes the model's own. Statistics are
             float32.
+        device: where these run, a copy of one block at a time; None takes the model's own.
         on_block: progress.
 
     Returns:
-        the same model.
+        the same model. Same inputs give the same bits on one machine with one number of threads; elsewhere sums may
+        round differently and flip weights whose scores are nearly equal.
 
     Raises:
         UnknownArchitectureError, ConfigError: before any weight is changed.
@@ -102,6 +105,7 @@ def wanda(
         prune=prune,
         batch_size=batch_size,
         dtype=dtype,
+        device=device,
         on_block=on_block,
     )
     return model

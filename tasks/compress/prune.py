@@ -29,21 +29,23 @@ def prune_model(
 ) -> dict[str, Any]:
     """Prune all linear layers of the blocks; see `tasks.compress.recipes.Compressor`.
 
-    Embeddings, norms, biases and the output head stay as they are. Calibration runs in the fastest number
-    format that is safe on this machine (`compute_dtype`), statistics in float32; the weights keep their own
-    format.
+    Embeddings, norms, biases and the output head stay as they are. Calibration runs on a GPU where there is one, a
+    block at a time, in the number format that the device is fast in; statistics are float32, and the weights keep
+    their own format.
     """
+    import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from methods.common.dtype import fast_dtype
     from methods.pruning_representations import magnitude, sample_sequences, wanda
+    from tasks.prepare.models import quiet_loading
 
     started = time.perf_counter()
     facts: dict[str, Any] = {"format": "dense"}
     tokens: Tensor | None = None
     if isinstance(recipe, WandaRecipe):
         assert calibration is not None
-        tokenizer = AutoTokenizer.from_pretrained(str(model))
+        tokenizer = AutoTokenizer.from_pretrained(str(model), trust_remote_code=False, local_files_only=True)
         tokens = sample_sequences(
             _texts(calibration),
             tokenizer,
@@ -52,7 +54,10 @@ def prune_model(
             seed=seed,
         )
         facts["calibration_sequences_used"] = len(tokens)
-    loaded = AutoModelForCausalLM.from_pretrained(str(model), dtype="auto", low_cpu_mem_usage=True)
+    with quiet_loading():
+        loaded = AutoModelForCausalLM.from_pretrained(
+            str(model), dtype="auto", use_safetensors=True, trust_remote_code=False, local_files_only=True
+        )
     loaded_at = time.perf_counter()
     common: dict[str, Any] = {
         "sparsity": recipe.sparsity,
@@ -61,15 +66,17 @@ def prune_model(
     }
     with _progress(recipe.label) as on_block:
         if tokens is not None:
-            dtype = fast_dtype()
-            facts["compute_dtype"] = str(dtype).removeprefix("torch.")
-            wanda(loaded, tokens, dtype=dtype, on_block=on_block, **common)
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+            dtype = fast_dtype(device)
+            facts |= {"compute_device": device, "compute_dtype": str(dtype).removeprefix("torch.")}
+            wanda(loaded, tokens, dtype=dtype, device=device, on_block=on_block, **common)
         elif isinstance(recipe, MagnitudeRecipe):
             magnitude(loaded, on_block=on_block, **common)
         else:
             raise TypeError(f"{type(recipe).__name__} is no recipe of this compressor")
     pruned_at = time.perf_counter()
-    loaded.save_pretrained(str(out), max_shard_size=SHARD_SIZE)
+    with quiet_loading():
+        loaded.save_pretrained(str(out), max_shard_size=SHARD_SIZE)
     facts |= _describe(loaded)
     facts["timings"] = {
         "load_seconds": loaded_at - started,

@@ -149,6 +149,16 @@ def test_forward_in_bfloat16_keeps_the_weights_format_and_nearly_the_mask() -> N
     assert min(same) > 0.95
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_forward_on_a_gpu_gives_nearly_the_mask_and_leaves_the_weights_where_they_are() -> None:
+    model = tiny()
+    here = wanda(copy.deepcopy(model), tokens())
+    there = wanda(copy.deepcopy(model), tokens(), device="cuda")
+    for a, b in zip(linear_layers(here), linear_layers(there), strict=True):
+        assert b.weight.device.type == "cpu"
+        assert float(((a.weight != 0) == (b.weight != 0)).float().mean()) > 0.95
+
+
 def test_progress_and_the_training_flag() -> None:
     model, steps = tiny().train(), []
     wanda(model, tokens(), on_block=lambda done, total: steps.append((done, total)))
