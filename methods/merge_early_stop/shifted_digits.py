@@ -196,12 +196,19 @@ class DigitNet(nn.Module):
 
 
 def train_base(
-    data: tuple[Tensor, Tensor], *, steps: int = 1000, lr: float = 1e-3, batch_size: int = 64, seed: int = 0
+    data: tuple[Tensor, Tensor],
+    *,
+    steps: int = 1000,
+    lr: float = 1e-3,
+    batch_size: int = 64,
+    seed: int = 0,
+    channels: tuple[int, int] = (16, 32),
+    hidden: int = 64,
 ) -> DigitNet:
     """theta_0: AdamW on un-shifted digits; the head is frozen afterwards (`requires_grad=False`)."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        net = DigitNet()
+        net = DigitNet(channels, hidden)
     optimizer = torch.optim.AdamW(net.parameters(), lr=lr, weight_decay=0.1, fused=True)
     batches = minibatches(len(data[1]), batch_size, seed)
     for _ in range(steps):
