@@ -26,7 +26,7 @@ class EvaluateSettings(Config):
         default=4_096, ge=64, le=1_000_000, description="Tokens in one forward pass; less needs less memory"
     )
     text_window: int = Field(
-        default=512, ge=16, le=131_072, description="Window of the held-out text in tokens, without overlap"
+        default=256, ge=16, le=131_072, description="Window of the held-out text in tokens, without overlap"
     )
     measure_speed: bool = Field(
         default=True, description="Measure tokens per second of reading and of writing"

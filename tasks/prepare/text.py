@@ -111,7 +111,7 @@ def _take(order: list[str], documents: dict[str, str], wanted: int) -> tuple[lis
 
 
 def _cut(text: str, limit: int) -> str:
-    """The start of a text, at most `limit` bytes, ending with a paragraph, a line or a word where one ends late enough."""
+    """The start of a text, at most `limit` bytes, ending with a paragraph, line or word that ends late enough."""
     data = text.encode()
     if len(data) <= limit:
         return text
