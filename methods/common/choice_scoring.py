@@ -40,7 +40,13 @@ class Item(NamedTuple):
 
 
 def encode_item(
-    tokenizer: Tokenizer, context: str, choices: Sequence[str], gold: int, *, max_length: int, gold_only: bool = False
+    tokenizer: Tokenizer,
+    context: str,
+    choices: Sequence[str],
+    gold: int,
+    *,
+    max_length: int,
+    gold_only: bool = False,
 ) -> Item:
     """Encode one item; a context that is too long for `max_length` tokens loses its beginning.
 
@@ -59,7 +65,9 @@ def encode_item(
         whole = list(tokenizer(stripped + moved + choice)["input_ids"])
         tokens = whole[len(prompt) :]
         if not tokens or not choice:
-            raise DataError(f"the choice {choice!r} of the item {context[-40:]!r} has no tokens; give it some text")
+            raise DataError(
+                f"the choice {choice!r} of the item {context[-40:]!r} has no tokens; give it some text"
+            )
         encoded.append(tokens)
     if not prompt:
         start = getattr(tokenizer, "bos_token_id", None)
@@ -68,7 +76,9 @@ def encode_item(
             encoded = [tokens[1:] for tokens in encoded]  # the tokenizer has already put it there
     room = max_length - max(len(tokens) for tokens in encoded)
     if room < 1:
-        raise DataError(f"a choice of the item {context[-40:]!r} is longer than max_length={max_length} tokens; raise it")
+        raise DataError(
+            f"a choice of the item {context[-40:]!r} exceeds max_length={max_length} tokens; raise it"
+        )
     return Item(prompt[-room:], encoded, [len(c.encode()) for c in choices], gold)
 
 
@@ -78,7 +88,12 @@ def encode_rows(
     """Items from rows with `context`, `choices`, `gold`."""
     return [
         encode_item(
-            tokenizer, row["context"], row["choices"], int(row["gold"]), max_length=max_length, gold_only=gold_only
+            tokenizer,
+            row["context"],
+            row["choices"],
+            int(row["gold"]),
+            max_length=max_length,
+            gold_only=gold_only,
         )
         for row in rows
     ]
@@ -128,7 +143,9 @@ class ChoiceScorer:
         packed: continuations behind each other in one row; None decides by a comparison at the first call.
     """
 
-    def __init__(self, items: Sequence[Item], *, batch_tokens: int = 2048, packed: bool | None = None) -> None:
+    def __init__(
+        self, items: Sequence[Item], *, batch_tokens: int = 2048, packed: bool | None = None
+    ) -> None:
         if not items:
             raise DataError("there is no item to score; the split is empty")
         self.items, self.batch_tokens = list(items), batch_tokens
@@ -163,7 +180,9 @@ def packing_agrees(model: nn.Module, items: Sequence[Item]) -> bool:
     """Whether rows with several continuations give this model's plain log-likelihoods."""
     config = getattr(model, "config", None)
     kinds = getattr(config, "layer_types", None) or []
-    if getattr(config, "_attn_implementation", "") not in ("sdpa", "eager") or set(kinds) - {"full_attention"}:
+    if getattr(config, "_attn_implementation", "") not in ("sdpa", "eager") or set(kinds) - {
+        "full_attention"
+    }:
         return False
     if not kinds and getattr(config, "sliding_window", None):
         return False
@@ -202,14 +221,19 @@ def pad_left(rows: Sequence[Sequence[int]], device: torch.device | str = "cpu") 
         ids[number, longest - len(row) :] = torch.tensor(row)
         mask[number, longest - len(row) :] = 1
     positions = (mask.cumsum(-1) - 1).clamp_(min=0)
-    return {k: v.to(device) for k, v in (("input_ids", ids), ("attention_mask", mask), ("position_ids", positions))}
+    return {
+        k: v.to(device)
+        for k, v in (("input_ids", ids), ("attention_mask", mask), ("position_ids", positions))
+    }
 
 
 def continuation_logits(model: nn.Module, inputs: Mapping[str, Tensor], kept: int) -> Tensor:
     """Logits (rows, kept, vocabulary) of the last `kept` columns, the vocabulary projection computed there only."""
     head = _output_layer(model)
     # The columns are a strided view, for which a frozen projection is copied once a row: make it contiguous.
-    handle = None if head is None else head.register_forward_pre_hook(lambda _, given: (given[0].contiguous(),))
+    handle = (
+        None if head is None else head.register_forward_pre_hook(lambda _, given: (given[0].contiguous(),))
+    )
     try:
         logits: Tensor = model(**inputs, logits_to_keep=kept, use_cache=False).logits
     finally:
@@ -231,7 +255,9 @@ def _plain_batch(model: nn.Module, batch: Sequence[Item]) -> list[float]:
     inputs = pad_left([item.context + item.choices[0][:-1] for item in batch], device)
     kept = max(len(item.choices[0]) for item in batch)
     logits = continuation_logits(model, inputs, kept)
-    owner, column, target = [], [], []
+    owner: list[int] = []
+    column: list[int] = []
+    target: list[int] = []
     for row, item in enumerate(batch):
         tokens = item.choices[0]
         owner += [row] * len(tokens)
@@ -247,7 +273,10 @@ def _packed_batch(model: nn.Module, batch: Sequence[Item]) -> list[list[float]]:
     kept = max(item.length - len(item.context) for item in batch) + 1
     seen = torch.zeros(len(batch), 1, longest, longest, dtype=torch.bool)
     positions = torch.zeros(len(batch), longest, dtype=torch.long)
-    owner, column, target, segment = [], [], [], []
+    owner: list[int] = []
+    column: list[int] = []
+    target: list[int] = []
+    segment: list[int] = []
     segments = 0
     for row, item in enumerate(batch):
         begin = longest - item.length
@@ -258,7 +287,9 @@ def _packed_batch(model: nn.Module, batch: Sequence[Item]) -> list[list[float]]:
         for tokens in item.choices:
             size = len(tokens) - 1  # what is read of it
             seen[row, 0, place : place + size, begin:end] = True
-            seen[row, 0, place : place + size, place : place + size] = torch.ones(size, size, dtype=torch.bool).tril()
+            seen[row, 0, place : place + size, place : place + size] = torch.ones(
+                size, size, dtype=torch.bool
+            ).tril()
             positions[row, place : place + size] = torch.arange(end - begin, end - begin + size)
             # the first token is predicted at the context's end, each other one at its predecessor
             spots = [end - 1, *range(place, place + size)]
@@ -285,11 +316,11 @@ def _sums(
 ) -> list[float]:
     """Log-likelihood of each target at its position, summed by segment (in float64)."""
     places = torch.tensor(row) * logits.shape[1] + torch.tensor(column)
-    distinct, inverse = torch.unique(places, return_inverse=True)  # choices share their context's last position
+    distinct, inverse = torch.unique(
+        places, return_inverse=True
+    )  # choices share their context's last position
     flat = logits.reshape(-1, logits.shape[-1])
-    totals = [
-        flat[part.to(flat.device)].float().logsumexp(-1) for part in distinct.split(_LOGIT_CHUNK)
-    ]
+    totals = [flat[part.to(flat.device)].float().logsumexp(-1) for part in distinct.split(_LOGIT_CHUNK)]
     chosen = flat[places.to(flat.device), torch.tensor(target).to(flat.device)].float()
     values = (chosen.cpu() - torch.cat(totals).cpu()[inverse]).double()
     sums = torch.zeros(segments, dtype=torch.float64).index_add_(0, torch.tensor(segment), values)

@@ -28,7 +28,10 @@ class FinetuneSettings(Config):
     alpha: float = Field(default=32.0, gt=0, description="LoRA alpha; the adapter is scaled by alpha / rank")
     dropout: float = Field(default=0.0, ge=0, lt=1, description="LoRA dropout")
     learning_rate: float = Field(
-        default=1e-3, gt=0, le=1, description="Peak learning rate of AdamW; about 1e-3 for LoRA, 2e-5 for full"
+        default=1e-3,
+        gt=0,
+        le=1,
+        description="Peak learning rate of AdamW; about 1e-3 for LoRA, 2e-5 for full",
     )
     weight_decay: float = Field(default=0.0, ge=0, le=1, description="Weight decay of AdamW")
     batch_size: int = Field(
@@ -40,14 +43,19 @@ class FinetuneSettings(Config):
         description="Learning rate after warm-up for own_optimum and fixed; merge_aware is constant until plateaus",
     )
     warmup: int = Field(
-        default=5, ge=0, le=100_000, description="Optimiser steps of linear warm-up; the stop part is not asked before"
+        default=5,
+        ge=0,
+        le=100_000,
+        description="Optimiser steps of linear warm-up; the stop part is not asked before",
     )
     stop_metric: Literal["loss", "accuracy"] = Field(
         default="loss",
         description="What the stop part measures: bits per byte of the right answers, or accuracy per byte (coarse "
         "on fewer than some hundred examples)",
     )
-    stop_every: int = Field(default=5, ge=1, le=10_000, description="Optimiser steps between looks at the stop part")
+    stop_every: int = Field(
+        default=5, ge=1, le=10_000, description="Optimiser steps between looks at the stop part"
+    )
     stop_patience: int = Field(
         default=2, ge=1, le=1_000, description="Looks without improvement that make a plateau"
     )
@@ -55,7 +63,10 @@ class FinetuneSettings(Config):
         default=0.5, gt=0, lt=1, description="Factor of the learning rate at each plateau"
     )
     stop_reductions: int = Field(
-        default=1, ge=0, le=100, description="Plateaus that reduce the rate; the next one stops. 0 stops at the first"
+        default=1,
+        ge=0,
+        le=100,
+        description="Plateaus that reduce the rate; the next one stops. 0 stops at the first",
     )
     stop_examples: int = Field(
         default=48, ge=1, le=512, description="Examples of the stop part in use; each look at them costs time"
@@ -73,9 +84,14 @@ class FinetuneSettings(Config):
         "fast in it. What is trained stays float32",
     )
     checkpoint_every: int = Field(
-        default=10, ge=1, le=100_000, description="Optimiser steps between checkpoints that a killed run resumes from"
+        default=10,
+        ge=1,
+        le=100_000,
+        description="Optimiser steps between checkpoints that a killed run resumes from",
     )
-    seed: int = Field(default=0, ge=0, le=2**31 - 1, description="Seed of the adapter, the order and the dropout")
+    seed: int = Field(
+        default=0, ge=0, le=2**31 - 1, description="Seed of the adapter, the order and the dropout"
+    )
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

@@ -34,7 +34,9 @@ def training_examples(
     """
     end = getattr(tokenizer, "eos_token_id", None)
     if learn_end == "always" and end is None:
-        raise DataError("learn_end='always': the tokenizer has no end-of-text token; set learn_end to 'never'")
+        raise DataError(
+            "learn_end='always': the tokenizer has no end-of-text token; set learn_end to 'never'"
+        )
     found = []
     for row in rows:
         closes = end is not None and (

@@ -50,11 +50,10 @@ from tasks.train.config import FinetuneSettings, Stopping
 from tasks.train.examples import OrderedExamples, answer_loss, batch_order, collate, training_examples
 from tasks.train.expert_folder import clear_expert, write_adapter, write_full_model, write_json
 from tasks.train.loading import load_model, load_split, load_tokenizer, weights_digest
+from tasks.train.trace import Row, write_trace
 
 CHECKPOINTS = ".checkpoints"
-TRACE = "trace.jsonl"
 STOP = "stop.json"
-Row = dict[str, float]
 
 
 def finetune(
@@ -92,8 +91,17 @@ def finetune(
     folder = base.expect("model")
     check_model_folder(folder, "causal-lm")
     train_rows, stop_rows = load_split(task.path, "train"), load_split(task.path, "stop")
-    rule = {**settings.model_dump(mode="json", exclude={"stoppings", "seed"}), "seed": seed, "stopping": stopping}
-    facts = {"task": name, "base_digest": weights_digest(folder), "task_digest": task.digest, "settings": rule}
+    rule = {
+        **settings.model_dump(mode="json", exclude={"stoppings", "seed"}),
+        "seed": seed,
+        "stopping": stopping,
+    }
+    facts = {
+        "task": name,
+        "base_digest": weights_digest(folder),
+        "task_digest": task.digest,
+        "settings": rule,
+    }
     checkpoints = _open_checkpoints(out, facts)
 
     tokenizer = load_tokenizer(folder)
@@ -152,7 +160,11 @@ def finetune(
         "examples": len(examples),
         "dtype": settings.dtype if settings.dtype != "auto" else ("bfloat16" if mixed else "float32"),
         "trace": [
-            {"step": row["step"], "stop_score": row["score"], "learning_rate": settings.learning_rate * row["lr_scale"]}
+            {
+                "step": row["step"],
+                "stop_score": row["score"],
+                "learning_rate": settings.learning_rate * row["lr_scale"],
+            }
             for row in stopper.trace
         ],
     }
@@ -162,7 +174,7 @@ def finetune(
             write_adapter(model, out)
         else:
             write_full_model(model, folder, out)
-        (out / TRACE).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        write_trace(out, rows)
         outcome = {k: v for k, v in summary.items() if k not in ("trace", "dtype")}
         write_json(out / STOP, {**outcome, "stopper": stopper.settings(), "trace": stopper.trace})
         write_json(out / "expert.json", {**facts, "step": kept})
@@ -196,12 +208,6 @@ def stop_score(scorer: ChoiceScorer, model: nn.Module, metric: str) -> tuple[flo
     scores = scorer(model)
     loss = scores.gold_bits_per_byte
     return (-loss if metric == "loss" else scores.accuracy_norm), loss
-
-
-def read_trace(folder: Path) -> list[Row]:
-    """The curves of a finished expert, as they were logged live."""
-    path = folder / TRACE
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.is_file() else []
 
 
 class _AnswerTrainer(Trainer):
@@ -269,7 +275,11 @@ class _Curves(TrainerCallback):
 
     def rows(self, history: list[dict[str, Any]], steps: int) -> list[Row]:
         """All rows, in the order of steps; the same whether the run was resumed or not."""
-        found = {int(e["step"]): self._row(int(e["step"]), e) for e in history if "loss" in e and e["step"] <= steps}
+        found = {
+            int(e["step"]): self._row(int(e["step"]), e)
+            for e in history
+            if "loss" in e and e["step"] <= steps
+        }
         for row in self.stopper.trace:
             found.setdefault(row["step"], {"step": row["step"]})["stop/score"] = row["score"]
         return [found[step] for step in sorted(found)]

@@ -1,0 +1,1 @@
+"""Merging: experts of one base into one model, the coefficient chosen on the select split."""

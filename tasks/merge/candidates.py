@@ -1,0 +1,197 @@
+"""One merge method on one group of experts: try the coefficients in memory, write the best as a model folder."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from methods.common.dtype import resolve_dtype
+from methods.common.errors import ConfigError, NumericalError
+from methods.common.safetensors_stream import StreamWriter, read_header
+from methods.merge_early_stop.merge import copy_companions
+from methods.merge_early_stop.sources import FileTensors
+from tasks.merge.built_in import BuiltIn
+from tasks.merge.config import MergeSettings
+from tasks.merge.experts import check_experts
+from tasks.merge.methods import MergeJob, MergeMethod, merge_method
+from tasks.merge.select import Selector, base_scores
+from tasks.prepare.models import check_model_folder
+from tasks.reference import Reference
+from tasks.train.loading import load_model, load_tokenizer, weights_digest
+
+RECORD = "merge.json"
+STAGING = ".merged"
+# Two searches side by side would hold two models and share the same cores.
+_one_at_a_time = threading.Lock()
+
+
+def merge_candidate(
+    out: Path,
+    *,
+    settings: MergeSettings,
+    method: str,
+    base: Reference,
+    experts: list[Reference],
+    tasks: Reference,
+) -> dict[str, Any]:
+    """Merge the experts by one method into the model folder `out`.
+
+    Args:
+        out: an empty folder, or what a killed run left.
+        settings: how to merge; its `methods` is not looked at.
+        method: name of the method.
+        base: folder of the base model.
+        experts: adapters or whole models of that base, mixed as you like.
+        tasks: folder of task sets; their `select` parts are read.
+
+    Returns:
+        method, coefficient, select_score (mean over tasks of the chosen coefficient), scores (a row a coefficient with
+        every task; coefficient 0 is the base), experts; seconds under `timings`.
+
+    Raises:
+        ConfigError: no experts, an unknown method.
+        DataError: an expert, the base or the task sets cannot be used; names it.
+        NumericalError: an expert holds NaN, or every coefficient gives one.
+    """
+    begin = time.perf_counter()
+    folder = base.expect("model")
+    check_model_folder(folder, "causal-lm")
+    work = merge_method(method)
+    found = check_experts(folder, weights_digest(folder), experts)
+    job = MergeJob(folder, found, tasks.expect("tasks", "data"), settings)
+    for left in out.iterdir():
+        shutil.rmtree(left) if left.is_dir() else left.unlink()
+    tokenizer = load_tokenizer(folder)
+    selector = Selector(job.tasks, tokenizer, settings)
+
+    with _one_at_a_time:
+        dtype = resolve_dtype(settings.dtype)
+        vector = work.vector(job, dtype) if isinstance(work, BuiltIn) else _checked(work, job, method)
+        ready = time.perf_counter()
+        rows = _search(job, vector, work.tuned, selector, dtype, (base.digest, tasks.digest))
+    searched = time.perf_counter()
+    # The smallest coefficient wins a tie: it is nearest to the base.
+    best = max(rows[1:], key=lambda row: (row["select_score"], -row["coefficient"]))
+    save = None if settings.save_dtype == "base" else resolve_dtype(settings.save_dtype)
+    if isinstance(work, BuiltIn):
+        del vector
+        work.write(job, best["coefficient"], out / STAGING, save)
+    else:
+        write_vector(folder, vector, best["coefficient"], out / STAGING, save)
+    for path in sorted((out / STAGING).iterdir()):
+        path.replace(out / path.name)
+    (out / STAGING).rmdir()
+    summary: dict[str, Any] = {
+        "method": method,
+        "coefficient": best["coefficient"],
+        "select_score": best["select_score"],
+        "objective": settings.objective,
+        "experts": sorted(found),
+        "scores": rows,
+    }
+    (out / RECORD).write_text(json.dumps(summary, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    summary["timings"] = {
+        "vector_seconds": ready - begin,
+        "search_seconds": searched - ready,
+        "write_seconds": time.perf_counter() - searched,
+    }
+    return summary
+
+
+def _search(
+    job: MergeJob,
+    vector: Mapping[str, Tensor],
+    tuned: bool,
+    selector: Selector,
+    dtype: torch.dtype,
+    digests: tuple[str, ...],
+) -> list[dict[str, Any]]:
+    """A row a coefficient, the base first."""
+    model = load_model(job.base, dtype)
+    if torch.accelerator.is_available():
+        model.to(torch.accelerator.current_accelerator())
+    settings = job.settings
+    limits = (settings.objective, settings.select_examples, settings.max_length, settings.batch_tokens, dtype)
+    unchanged = base_scores((*digests, *map(str, limits)), selector, model)
+    set_coefficient = live_merge(job.base, vector, model)
+    rows = [{"coefficient": 0.0, "select_score": selector.mean(unchanged, unchanged), **_table(unchanged)}]
+    for coefficient in settings.coefficients if tuned else (1.0,):
+        set_coefficient(coefficient)
+        scores = selector(model)
+        mean = selector.mean(scores, unchanged)
+        if mean == mean:  # a coefficient that blows the model up is not a candidate
+            rows.append({"coefficient": coefficient, "select_score": mean, **_table(scores)})
+    if len(rows) == 1:
+        raise NumericalError(
+            "every coefficient gives a model whose scores are not numbers; lower coefficients"
+        )
+    return rows
+
+
+def _table(scores: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "tasks": {name: {"bits_per_byte": s.loss, "accuracy_norm": s.accuracy} for name, s in scores.items()}
+    }
+
+
+def live_merge(base: Path, vector: Mapping[str, Tensor], model: Any) -> Callable[[float], None]:
+    """A function that sets the live model's weights to base + coefficient * vector, always from the base's file.
+
+    Raises:
+        ConfigError: the vector has a tensor that the model lacks, or of another shape.
+    """
+    origin = FileTensors(base)
+    live = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers())
+    for name, change in vector.items():
+        if name not in origin.shapes or name not in live or change.shape != live[name].shape:
+            raise ConfigError(
+                f"the merged vector has {name} {tuple(change.shape)}, which the base does not have"
+            )
+
+    @torch.no_grad()
+    def set_coefficient(coefficient: float) -> None:
+        for name, change in vector.items():
+            value = origin.read(name).reshape(change.shape).float().add_(change, alpha=coefficient)
+            live[name].copy_(value)
+
+    return set_coefficient
+
+
+def write_vector(
+    base: Path, vector: Mapping[str, Tensor], coefficient: float, out: Path, save_dtype: torch.dtype | None
+) -> None:
+    """base + coefficient * vector as a model folder, a tensor at a time."""
+    origin = FileTensors(base)
+    out.mkdir()
+    for file in dict.fromkeys(info.file for info in origin.infos.values()):
+        names = [name for name, info in origin.infos.items() if info.file == file]
+        declared = {n: (_saved(origin.dtypes[n], save_dtype), origin.shapes[n]) for n in names}
+        with StreamWriter(out / file.name, declared, read_header(file)[1] or {"format": "pt"}) as writer:
+            for name in names:
+                value = origin.read(name)
+                if name in vector:
+                    value = value.double() + coefficient * vector[name].reshape(-1).double()
+                    if not bool(torch.isfinite(value).all()):
+                        raise NumericalError(f"the merged tensor {name} holds NaN or infinity")
+                writer.write(name, value.to(declared[name][0]))
+    copy_companions(base, out, save_dtype)
+
+
+def _saved(dtype: torch.dtype, save_dtype: torch.dtype | None) -> torch.dtype:
+    return save_dtype if save_dtype is not None and dtype.is_floating_point else dtype
+
+
+def _checked(work: MergeMethod, job: MergeJob, method: str) -> Mapping[str, Tensor]:
+    vector = work.vector(job)
+    for name, change in vector.items():
+        if not bool(torch.isfinite(change).all()):
+            raise NumericalError(f"merge method {method}: its vector of {name} holds NaN or infinity")
+    return vector
