@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from methods.common.errors import DataError
-from tasks.prepare.models import quiet_loading
+from tasks.quiet import quiet_progress
 
 
 def load_model(folder: Path, dtype: torch.dtype) -> Any:
@@ -21,7 +21,7 @@ def load_model(folder: Path, dtype: torch.dtype) -> Any:
     from transformers import AutoModelForCausalLM
 
     try:
-        with quiet_loading():
+        with quiet_progress():
             return AutoModelForCausalLM.from_pretrained(
                 folder, dtype=dtype, use_safetensors=True, trust_remote_code=False, local_files_only=True
             )

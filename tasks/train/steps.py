@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,18 @@ from tasks.train.config import FinetuneSettings, Stopping
 FLUSH_SECONDS = 5.0
 
 
-def _kind(inputs: dict[str, Any]) -> Kind:
+def _kind(inputs: Mapping[str, Any]) -> Kind:
     return "model" if inputs["settings"].adapter == "full" else "adapter"
 
 
-@step("finetune", kind=_kind, version="1", timeout_seconds=7 * 24 * 3600, tags=("training",), live=True)
+@step(
+    "finetune",
+    kind=_kind,
+    version="1",
+    timeout_seconds=7 * 24 * 3600,
+    tags=("training",),
+    live=True,
+)
 def finetune(
     out: Path,
     *,
