@@ -10,7 +10,8 @@ from typing import Any
 
 from tasks.evaluate.config import EvaluateSettings
 from tasks.evaluate.items import ITEMS_FILE, intervals, task_metrics, write_items
-from tasks.evaluate.loading import check_candidate, evaluation_dtype, load_candidate, measure_size, quiet_logs
+from tasks.evaluate.loading import best_device, check_candidate, load_candidate, measure_size
+from tasks.quiet import quiet_logs
 
 
 def evaluate_model(
@@ -42,6 +43,7 @@ def evaluate_model(
         DataError: a damaged or missing model, task set or text; the message names it.
         NumericalError: a log-likelihood is not finite.
     """
+    from methods.common.dtype import resolve_dtype
     from tasks.evaluate.harness import run_task_sets, task_folders
     from tasks.evaluate.packed import PackedLM
     from tasks.evaluate.perplexity import read_text, text_metrics
@@ -54,7 +56,7 @@ def evaluate_model(
     timings: dict[str, float] = {}
     clock = _Clock(timings)
 
-    dtype = evaluation_dtype(settings.dtype)
+    dtype = resolve_dtype(settings.dtype, best_device())
     network, tokenizer = load_candidate(model, base, dtype)
     clock.lap("load_seconds")
     with quiet_logs("lm_eval"):

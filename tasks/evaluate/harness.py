@@ -17,7 +17,7 @@ import pandas as pd
 from methods.common.errors import DataError
 from tasks.evaluate.config import EvaluateSettings
 from tasks.evaluate.items import item_rows
-from tasks.evaluate.loading import quiet_logs
+from tasks.quiet import quiet_logs, quiet_progress
 
 PREFIX = "seedloom_"
 COLUMNS = ("context", "choices", "gold", "id")
@@ -167,7 +167,7 @@ def _simple_evaluate(
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
 
-    with quiet_logs("lm_eval", "datasets"):
+    with quiet_logs("lm_eval", "datasets"), quiet_progress():
         manager = TaskManager(include_path=str(include) if include else None, include_defaults=public)
         results = simple_evaluate(
             model=lm,

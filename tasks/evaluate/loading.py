@@ -7,9 +7,7 @@ is therefore added to its base in float32 before the cast, as a merge or a compr
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +15,10 @@ from methods.common.errors import DataError
 from tasks.prepare.models import (
     check_model_folder,
     iterate_tensors,
-    quiet_loading,
     read_safetensors_header,
     weight_files,
 )
+from tasks.quiet import quiet_progress
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
@@ -30,21 +28,11 @@ def is_adapter(folder: Path) -> bool:
     return (folder / ADAPTER_CONFIG).is_file()
 
 
-def evaluation_dtype(choice: str) -> Any:
-    """The torch dtype that a setting means on this machine.
-
-    'auto' is bfloat16 where the processor multiplies in it (AMX, AVX-512 BF16, a GPU), else float32: without
-    such instructions bfloat16 is several times slower than float32.
-    """
+def best_device() -> Any:
+    """The first GPU, else the processor."""
     import torch
 
-    if choice != "auto":
-        return getattr(torch, choice)
-    native = torch.cuda.is_available() or any(
-        getattr(torch.cpu, name, lambda: False)()
-        for name in ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
-    )
-    return torch.bfloat16 if native else torch.float32
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def check_candidate(model: Path, base: Path | None) -> None:
@@ -76,7 +64,7 @@ def load_candidate(model: Path, base: Path | None, dtype: Any) -> tuple[Any, Any
     check_candidate(model, base)
     adapter = is_adapter(model)
     full = base if adapter and base is not None else model
-    with quiet_loading():
+    with quiet_progress():
         loaded = AutoModelForCausalLM.from_pretrained(
             str(full), dtype=torch.float32 if adapter else dtype, use_safetensors=True, local_files_only=True
         )
@@ -89,8 +77,7 @@ def load_candidate(model: Path, base: Path | None, dtype: Any) -> tuple[Any, Any
             raise DataError(
                 f"model {model}: the tensor {name} holds NaN or infinity; use an intact checkpoint"
             )
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return loaded.to(device).eval().requires_grad_(False), tokenizer
+    return loaded.to(best_device()).eval().requires_grad_(False), tokenizer
 
 
 def _with_adapter(base: Any, adapter: Path) -> Any:
@@ -149,16 +136,3 @@ def _adapter_tensors(folder: Path) -> Iterator[tuple[str, Any]]:
     with safe_open(folder / ADAPTER_WEIGHTS, framework="pt") as file:
         for key in file.keys():  # noqa: SIM118 (a safetensors handle is no mapping)
             yield key, file.get_tensor(key)
-
-
-@contextmanager
-def quiet_logs(*names: str) -> Iterator[None]:
-    """Only errors from loggers that talk about normal work."""
-    before = [(logging.getLogger(name), logging.getLogger(name).level) for name in names]
-    for logger, _ in before:
-        logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        for logger, level in before:
-            logger.setLevel(level)

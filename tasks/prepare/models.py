@@ -7,13 +7,10 @@ from the folder's small files and the header of each weight file.
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import re
 import shutil
 import struct
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +18,7 @@ from typing import Any
 from methods.common.errors import DataError
 from tasks.prepare.bundled import MINILM, SMOLLM2, package_file, package_origin, sha256_file
 from tasks.prepare.config import ModelSettings
+from tasks.quiet import quiet_progress
 
 SMOLLM2_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 BUNDLED_MODELS = ("bundled:smollm2-135m", "bundled:minilm-l6")
@@ -240,7 +238,7 @@ def _materialise_smollm2(settings: ModelSettings, out: Path) -> dict[str, str]:
 
     path = package_file(SMOLLM2, SMOLLM2_FILE)
     origin = package_origin(SMOLLM2, path, source=settings.source)
-    with quiet_loading():
+    with quiet_progress():
         tokenizer = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
         # Without `dequantize` the blocks stay packed and the model cannot be saved.
         model = AutoModelForCausalLM.from_pretrained(
@@ -453,17 +451,6 @@ def _read_json(path: Path, missing: str) -> dict[str, Any]:
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False, sort_keys=True) + "\n", encoding="utf-8")
-
-
-@contextlib.contextmanager
-def quiet_loading() -> Iterator[None]:
-    """No progress bars while a model is loaded into something that is no terminal (logs, pipes)."""
-    if sys.stderr.isatty():
-        yield
-        return
-    # The dequantisation's bar has no switch of its own, so its stream is taken away; errors still raise.
-    with contextlib.redirect_stderr(io.StringIO()):
-        yield
 
 
 def iterate_tensors(folder: Path) -> Iterator[tuple[str, Any]]:

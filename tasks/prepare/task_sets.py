@@ -18,6 +18,7 @@ from methods.common.errors import DataError
 from tasks.prepare.bundled_tasks import BUNDLED_SOURCES, Example, bundled_examples, bundled_origins, normalise
 from tasks.prepare.config import OwnTask, TaskSetSettings
 from tasks.prepare.user_data import check_own_task, own_examples
+from tasks.quiet import quiet_progress
 
 PARTS = ("train", "stop", "select", "test")
 # The smallest own data set: below this the parts say nothing.
@@ -178,7 +179,6 @@ def _write_task(
 def _write_part(folder: Path, examples: list[Example]) -> str:
     """Write one part; returns the digest of its content (the ordered ids)."""
     from datasets import Dataset, Features, List, Value
-    from datasets.utils.logging import disable_progress_bar
 
     digest = hashlib.sha256("\n".join(example.id for example in examples).encode()).hexdigest()
     features = Features(
@@ -199,8 +199,8 @@ def _write_part(folder: Path, examples: list[Example]) -> str:
         features=features,
     )
     data._fingerprint = digest[:16]  # else a new one each time: the folder's bytes would differ between runs
-    disable_progress_bar()
-    data.save_to_disk(str(folder))
+    with quiet_progress():
+        data.save_to_disk(str(folder))
     return digest
 
 

