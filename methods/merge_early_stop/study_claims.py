@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -92,7 +93,12 @@ def _at(curve: pd.DataFrame, column: str, step: int) -> float:
 
 def _peak(curve: pd.DataFrame, column: str = "merged") -> int:
     """The step of the highest value; the earliest wins a draw."""
-    return int(curve.sort_values("step").loc[lambda f: f[column].idxmax(), "step"])
+    ordered = curve.sort_values("step")
+    return int(ordered["step"].to_numpy()[ordered[column].to_numpy().argmax()])
+
+
+def _rise(curve: pd.DataFrame, column: str, start: int) -> float:
+    return _at(curve, column, int(curve["step"].max())) - _at(curve, column, start)
 
 
 def _drop(curve: pd.DataFrame, column: str = "merged", peak: int | None = None) -> float:
@@ -135,7 +141,7 @@ def _sweep_claims(sweep: pd.DataFrame, label: str, noisy: bool) -> list[Claim]:
             early = min(curve["step"], key=lambda s: abs(s - 16))
             found.append(Claim(
                 f"{label}/sign_conflict_rise", f"sign conflict at {longest} steps minus that at {early}",
-                _per_seed(curve, lambda c, e=early: _at(c, "sign_conflict", longest) - _at(c, "sign_conflict", e)),
+                _per_seed(curve, partial(_rise, column="sign_conflict", start=early)),
                 0.03, ">=", "each" if noisy else "report",
             ))  # fmt: skip
     return found
@@ -234,10 +240,12 @@ def _difficulty_claims(part: Frames, label: str, noisy: bool) -> list[Claim]:
         by = group[group["bin"] == hardest].set_index("step")[column]
         return float(by[last] / by[early])
 
-    for column, rule in (("loss_share", "report" if noisy else "each"), ("gradient_share", "report")):
+    strict: Rule = "report" if noisy else "each"
+    rules: dict[str, Rule] = {"loss_share": strict, "gradient_share": "report"}
+    for column, rule in rules.items():
         found.append(Claim(
             f"{label}/{column}_growth", f"{column} of the hardest bin at {last} steps over that at {early}",
-            _per_seed(shares, lambda g, c=column: growth(g, c)), 3.0, ">=", rule,  # type: ignore[arg-type]
+            _per_seed(shares, partial(growth, column=column)), 3.0, ">=", rule,
         ))  # fmt: skip
     return found
 

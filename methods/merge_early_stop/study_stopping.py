@@ -68,9 +68,9 @@ def stopping_frame(
 
     epoch = -(-split_size(next(iter(bench.tasks.values())).train) // settings.batch_size)
     habit = {"warmup": 0, "every": epoch, "patience": 3, "max_reductions": 0}
-    for name, rule in {"epoch_patience_3": habit, **settings.stoppers}.items():
+    for name, constants in {"epoch_patience_3": habit, **settings.stoppers}.items():
         made = train_experts(
-            bank.base, bench.tasks, steps=[longest], seeds=(seed,), stopper=rule, lr=settings.lr,
+            bank.base, bench.tasks, steps=[longest], seeds=(seed,), stopper=constants, lr=settings.lr,
             batch_size=settings.batch_size,
         )  # fmt: skip
         runs = {task: made.run(task, seed, EARLY_STOP) for task in bench.tasks}
@@ -105,14 +105,19 @@ def stopping_frame(
             for key in keys
         ]
     for method, rule in settings.rules.items():
-        of_method = sweep[sweep["method"] == method]
-        best = of_method.loc[of_method["select"].idxmax()]
+        best = best_length(sweep, method)
         keys = constant(dict.fromkeys(bench.tasks, int(best["step"])))
         taus = [bank.tau(key) for key in keys]
         own = own_scores(bank, keys, scorer.test)
         steps_used = int(best["step"]) * len(keys)
         rows.append(_row("best_uniform", method, taus, rule, scorer, seed, own, steps_used, longest))
     return pd.DataFrame(rows), pd.DataFrame(step_rows), costs
+
+
+def best_length(sweep: pd.DataFrame, method: str) -> dict[str, Any]:
+    """The sweep's row with the method's best select score; the shortest length wins a draw."""
+    rows = sweep[sweep["method"] == method].sort_values("step").to_dict("records")
+    return {str(k): v for k, v in max(rows, key=lambda row: (row["select"], -row["step"])).items()}
 
 
 def _own_optimum(bank: ExpertBank, bench: Bench, settings: StudySettings, seed: int, task: str) -> int:
@@ -131,8 +136,7 @@ def _selected(
     scorer: MergeScorer,
 ) -> dict[str, int]:
     method = SELECT_METHOD if SELECT_METHOD in settings.methods else settings.methods[0]
-    of_method = sweep[sweep["method"] == method]
-    best = of_method.loc[of_method["select"].idxmax()]
+    best = best_length(sweep, method)
     rule = settings.rules[method]
 
     def objective(steps: dict[str, int]) -> float:

@@ -3,7 +3,6 @@ digest.
 """
 
 import hashlib
-import json
 import os
 import signal
 import sys
@@ -29,7 +28,7 @@ class Kill(TrainerCallback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def main(out: Path, kill_at: int, lora: bool, restore: str, trainer_restores: bool) -> None:
+def train(out: Path, kill_at: int, lora: bool, restore: str, trainer_restores: bool) -> dict:
     torch.manual_seed(0)
     model = LlamaForCausalLM(
         LlamaConfig(
@@ -42,8 +41,8 @@ def main(out: Path, kill_at: int, lora: bool, restore: str, trainer_restores: bo
             model, LoraConfig(r=2, lora_alpha=4, target_modules=["q_proj", "v_proj"], lora_dropout=0.1)
         )
     draw = torch.Generator().manual_seed(1)
-    rows = [{"input_ids": r, "labels": r} for r in torch.randint(0, 32, (64, 8), generator=draw)]
-    held_out = torch.randint(0, 32, (8, 8), generator=draw)
+    rows = [{"input_ids": r, "labels": r} for r in torch.randint(0, 32, (16, 8), generator=draw)]
+    held_out = torch.stack([r["labels"] for r in rows[:8]])
 
     def score(m: torch.nn.Module) -> float:
         return -float(m(input_ids=held_out, labels=held_out).loss)
@@ -52,7 +51,7 @@ def main(out: Path, kill_at: int, lora: bool, restore: str, trainer_restores: bo
     stopper = MergeEarlyStopping(warmup=3, every=2, patience=2, factor=0.5, max_reductions=2, restore=restore)
     callback = MergeEarlyStoppingCallback(stopper, score)
     args = TrainingArguments(
-        output_dir=str(out), max_steps=200, per_device_train_batch_size=8, learning_rate=0.05,
+        output_dir=str(out), max_steps=200, per_device_train_batch_size=8, learning_rate=0.2,
         lr_scheduler_type="constant", save_strategy="steps", save_steps=5, save_total_limit=2, report_to=[],
         disable_tqdm=True, use_cpu=True, seed=3, restore_callback_states_from_checkpoint=trainer_restores,
     )  # fmt: skip
@@ -67,12 +66,12 @@ def main(out: Path, kill_at: int, lora: bool, restore: str, trainer_restores: bo
     digest = hashlib.sha256()
     for _, p in sorted(model.named_parameters()):
         digest.update(p.detach().numpy().tobytes())
-    print(json.dumps({
-        "resumed": str(resume.name) if resume else None, "digest": digest.hexdigest(),
+    return {
+        "resumed": resume.name if resume else None, "digest": digest.hexdigest(),
         "stopped_at": stopper.trace[-1]["step"], "chosen": stopper.chosen_step, "reason": stopper.reason,
         "trace": stopper.trace,
-    }))  # fmt: skip
+    }  # fmt: skip
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "lora", sys.argv[4], sys.argv[5] == "1")
+    train(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "lora", sys.argv[4], sys.argv[5] == "1")
