@@ -40,6 +40,7 @@ class _ThreadTimeoutNotice(logging.Filter):
 logging.getLogger("prefect.task_runs").addFilter(_ThreadTimeoutNotice())
 
 Work = Callable[..., dict[str, Any]]
+KindOf = Kind | Callable[[dict[str, Any]], Kind]
 
 
 class StepResult(Config):
@@ -84,7 +85,7 @@ def step_key(name: str, version: str, inputs: dict[str, Any]) -> str:
 
 
 def run_step(
-    name: str, version: str, kind: Kind, work: Work, inputs: dict[str, Any], label: str = ""
+    name: str, version: str, kind: KindOf, work: Work, inputs: dict[str, Any], label: str = ""
 ) -> StepResult:
     """Do the work, or find it done; the heart of a step, usable without Prefect."""
     label = label or name
@@ -109,7 +110,7 @@ def run_step(
                 finished = workspace.finish(name, key, record)
                 logger.info("%s: done in %.1f s", label, timings["seconds"])
     return StepResult(
-        reference=finished.reference(kind),
+        reference=finished.reference(kind(inputs) if callable(kind) else kind),
         summary=finished.manifest["summary"],
         timings=finished.manifest["timings"],
     )
@@ -129,7 +130,7 @@ def _plain(value: Any) -> Any:
 def step(
     name: str,
     *,
-    kind: Kind,
+    kind: KindOf,
     version: str,
     timeout_seconds: float,
     tags: tuple[str, ...] = (),
@@ -139,7 +140,7 @@ def step(
 
     Args:
         name: the step's name and its folder in the work folder.
-        kind: what the output holds.
+        kind: what the output holds, or a function of the inputs that says it.
         version: raise it when the work changes what it makes; older outputs are then not reused.
         timeout_seconds: Prefect fails the task after this.
         tags: Prefect tags beside the step's name.

@@ -19,7 +19,7 @@ import shutil
 import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,13 +47,21 @@ from methods.merge_early_stop import (
 from tasks.prepare.models import check_model_folder
 from tasks.reference import Reference
 from tasks.train.config import FinetuneSettings, Stopping
-from tasks.train.examples import OrderedExamples, answer_loss, batch_order, collate, training_examples
+from tasks.train.examples import (
+    Example,
+    OrderedExamples,
+    answer_loss,
+    batch_order,
+    collate,
+    training_examples,
+)
 from tasks.train.expert_folder import clear_expert, write_adapter, write_full_model, write_json
-from tasks.train.loading import load_model, load_split, load_tokenizer, weights_digest
+from tasks.train.loading import load_model, load_split, load_tokenizer, one_model_at_a_time, weights_digest
 from tasks.train.trace import Row, write_trace
 
 CHECKPOINTS = ".checkpoints"
 STOP = "stop.json"
+RECORD = "expert.json"  # what the expert was made from; the merge step checks the base by it
 
 
 def finetune(
@@ -91,63 +99,37 @@ def finetune(
     folder = base.expect("model")
     check_model_folder(folder, "causal-lm")
     train_rows, stop_rows = load_split(task.path, "train"), load_split(task.path, "stop")
-    rule = {
-        **settings.model_dump(mode="json", exclude={"stoppings", "seed"}),
-        "seed": seed,
-        "stopping": stopping,
-    }
+    fields = set(FinetuneSettings.model_fields) - {"stoppings", "seed"}  # a flow's model has paths besides
     facts = {
         "task": name,
         "base_digest": weights_digest(folder),
         "task_digest": task.digest,
-        "settings": rule,
+        "settings": settings.model_dump(mode="json", include=fields) | {"seed": seed, "stopping": stopping},
     }
     checkpoints = _open_checkpoints(out, facts)
-
     tokenizer = load_tokenizer(folder)
     examples = training_examples(
         tokenizer, train_rows, max_length=settings.max_length, learn_end=settings.learn_end
     )
-    held_out = encode_rows(
-        tokenizer,
-        stop_rows[: settings.stop_examples],
-        max_length=settings.max_length,
-        gold_only=settings.stop_metric == "loss",
+    scorer = ChoiceScorer(
+        encode_rows(
+            tokenizer,
+            stop_rows[: settings.stop_examples],
+            max_length=settings.max_length,
+            gold_only=settings.stop_metric == "loss",
+        )
     )
-    scorer = ChoiceScorer(held_out)
-    order = batch_order([len(e.tokens) for e in examples], settings.batch_size, settings.max_steps, seed)
-    set_seed(seed)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*", category=FutureWarning)
-        model, mixed = _trainable_model(folder, settings)
-    ready = time.perf_counter()
-
     stopper = make_stopper(settings, stopping)
     curves = _Curves(name, stopper, settings.learning_rate, on_row)
-    callback = MergeEarlyStoppingCallback(
-        stopper, lambda live: stop_score(scorer, live, settings.stop_metric), on_evaluation=curves.evaluated
-    )
-    trainer = _AnswerTrainer(
-        model=model,
-        args=_arguments(settings, stopping, checkpoints, seed, mixed),
-        train_dataset=OrderedExamples(examples, order),
-        data_collator=collate,
-        callbacks=[callback, curves],
-    )
-    trainer.model_accepts_loss_kwargs = True
-    for talkative in (PrinterCallback, ProgressCallback):
-        trainer.remove_callback(talkative)
-    if sys.stderr.isatty():
-        trainer.add_callback(_Bar)
-    resume = latest_resumable_checkpoint(checkpoints)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*", category=FutureWarning)
-        trainer.train(resume_from_checkpoint=str(resume) if resume else None)
+    with one_model_at_a_time:
+        started = time.perf_counter()
+        trainer, mixed, resumed_at = _train(
+            settings, folder, examples, scorer, stopper, curves, checkpoints, stopping, seed
+        )
     trained = time.perf_counter()
 
-    steps = int(trainer.state.global_step if not stopper.trace else stopper.trace[-1]["step"])
+    steps = int(stopper.trace[-1]["step"])  # the last step is always judged
     kept = stopper.chosen_step if stopper.restore == "best" else steps
-    rows = curves.rows(trainer.state.log_history, steps)
     summary = {
         "task": name,
         "stopping": stopping,
@@ -155,10 +137,10 @@ def finetune(
         "seed": seed,
         "steps": steps,
         "kept_step": kept,
-        "reason": stopper.reason or "max_steps",
-        "stop_score": _score_at(stopper, kept),
+        "reason": stopper.reason,
+        "stop_score": next(row["score"] for row in stopper.trace if row["step"] == kept),
         "examples": len(examples),
-        "dtype": settings.dtype if settings.dtype != "auto" else ("bfloat16" if mixed else "float32"),
+        "dtype": "bfloat16" if mixed else "float32",
         "trace": [
             {
                 "step": row["step"],
@@ -171,21 +153,60 @@ def finetune(
     if trainer.is_world_process_zero():
         clear_expert(out)
         if settings.adapter == "lora":
-            write_adapter(model, out)
+            write_adapter(trainer.model, out)
         else:
-            write_full_model(model, folder, out)
-        write_trace(out, rows)
-        outcome = {k: v for k, v in summary.items() if k not in ("trace", "dtype")}
+            write_full_model(trainer.model, folder, out)
+        write_trace(out, curves.rows(trainer.state.log_history, steps))
+        outcome = {key: value for key, value in summary.items() if key != "trace"}
         write_json(out / STOP, {**outcome, "stopper": stopper.settings(), "trace": stopper.trace})
-        write_json(out / "expert.json", {**facts, "step": kept})
+        write_json(out / RECORD, {**facts, "step": kept})
         shutil.rmtree(checkpoints)
     summary["timings"] = {
-        "load_seconds": ready - begin,
-        "train_seconds": trained - ready,
+        "load_seconds": started - begin,
+        "train_seconds": trained - started,
         "stop_score_seconds": stopper.eval_seconds,
-        "steps_here": steps - (0 if resume is None else int(resume.name.rpartition("-")[2])),
+        "steps_here": steps - resumed_at,
     }
     return summary
+
+
+def _train(
+    settings: FinetuneSettings,
+    folder: Path,
+    examples: Sequence[Example],
+    scorer: ChoiceScorer,
+    stopper: MergeEarlyStopping,
+    curves: _Curves,
+    checkpoints: Path,
+    stopping: Stopping,
+    seed: int,
+) -> tuple[Trainer, bool, int]:
+    """Train, or go on training; the trainer with the kept weights, whether in bfloat16, and the step resumed at."""
+    order = batch_order([len(e.tokens) for e in examples], settings.batch_size, settings.max_steps, seed)
+    callback = MergeEarlyStoppingCallback(
+        stopper,
+        lambda live: stop_score(scorer, live, settings.stop_metric),
+        on_evaluation=curves.evaluated,
+    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*", category=FutureWarning)
+        set_seed(seed)
+        model, mixed = _trainable_model(folder, settings)
+        trainer = _AnswerTrainer(
+            model=model,
+            args=_arguments(settings, stopping, checkpoints, seed, mixed),
+            train_dataset=OrderedExamples(examples, order),
+            data_collator=collate,
+            callbacks=[callback, curves],
+        )
+        trainer.model_accepts_loss_kwargs = True
+        for talkative in (PrinterCallback, ProgressCallback):
+            trainer.remove_callback(talkative)
+        if sys.stderr.isatty():
+            trainer.add_callback(_Bar)
+        resume = latest_resumable_checkpoint(checkpoints)
+        trainer.train(resume_from_checkpoint=str(resume) if resume else None)
+    return trainer, mixed, 0 if resume is None else int(resume.name.rpartition("-")[2])
 
 
 def make_stopper(settings: FinetuneSettings, stopping: Stopping) -> MergeEarlyStopping:
@@ -283,10 +304,6 @@ class _Curves(TrainerCallback):
         for row in self.stopper.trace:
             found.setdefault(row["step"], {"step": row["step"]})["stop/score"] = row["score"]
         return [found[step] for step in sorted(found)]
-
-
-def _score_at(stopper: MergeEarlyStopping, step: int) -> float | None:
-    return next((row["score"] for row in stopper.trace if row["step"] == step), None)
 
 
 def _trainable_model(folder: Path, settings: FinetuneSettings) -> tuple[Any, bool]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,9 @@ import torch
 
 from methods.common.errors import DataError
 from tasks.quiet import quiet_progress
+
+# Seeds and the default number format belong to the whole process: trainings and searches take turns.
+one_model_at_a_time = threading.RLock()
 
 
 def load_model(folder: Path, dtype: torch.dtype) -> Any:
@@ -21,7 +25,7 @@ def load_model(folder: Path, dtype: torch.dtype) -> Any:
     from transformers import AutoModelForCausalLM
 
     try:
-        with quiet_progress():
+        with one_model_at_a_time, quiet_progress():
             return AutoModelForCausalLM.from_pretrained(
                 folder, dtype=dtype, use_safetensors=True, trust_remote_code=False, local_files_only=True
             )
