@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -25,12 +24,10 @@ from tasks.merge.methods import MergeJob, MergeMethod, merge_method
 from tasks.merge.select import Selector, base_scores
 from tasks.prepare.models import check_model_folder
 from tasks.reference import Reference
-from tasks.train.loading import load_model, load_tokenizer, weights_digest
+from tasks.train.loading import load_model, load_tokenizer, one_model_at_a_time, weights_digest
 
 RECORD = "merge.json"
 STAGING = ".merged"
-# Two searches side by side would hold two models and share the same cores.
-_one_at_a_time = threading.Lock()
 
 
 def merge_candidate(
@@ -72,7 +69,7 @@ def merge_candidate(
     tokenizer = load_tokenizer(folder)
     selector = Selector(job.tasks, tokenizer, settings)
 
-    with _one_at_a_time:
+    with one_model_at_a_time:
         dtype = resolve_dtype(settings.dtype)
         vector = work.vector(job, dtype) if isinstance(work, BuiltIn) else _checked(work, job, method)
         ready = time.perf_counter()
