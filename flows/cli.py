@@ -101,6 +101,34 @@ def up(
 
 
 @app.command()
+def doctor(
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Leave out the network and the MLflow store.")
+    ] = False,
+) -> None:
+    """Check versions, packages, disk, memory, ports and tools, and say what to do about each."""
+    with one_line_errors():
+        from flows.doctor import doctor as examine
+
+        if not examine(quick):
+            raise typer.Exit(1)
+
+
+@app.command()
+def compare(
+    runs: Annotated[
+        list[str] | None,
+        typer.Argument(help="MLflow run ids (their start is enough) or flow names; none: the last flow run."),
+    ] = None,
+) -> None:
+    """Show the candidates of flow runs side by side, the best marked, with the page that compares them."""
+    with one_line_errors():
+        from flows.compare import compare as show
+
+        show(runs or [])
+
+
+@app.command()
 def params(
     write: Annotated[
         bool, typer.Option("--write/--check", help="Write the file anew and keep your values, or check it.")
@@ -114,7 +142,11 @@ def params(
 
         if write:
             update = renew(file)
-            for verb, names in (("added", update.added), ("dropped", update.dropped), ("kept", update.changed)):
+            for verb, names in (
+                ("added", update.added),
+                ("dropped", update.dropped),
+                ("kept", update.changed),
+            ):
                 for name in names:
                     typer.echo(f"{verb:8}{name}")
             return

@@ -265,16 +265,22 @@ def children(ctx: RunContext) -> list[Any]:
     )
 
 
+def dead_runs(client: MlflowClient, experiment: str) -> list[Any]:
+    """Open runs whose writer on this machine was killed."""
+    host = socket.gethostname()
+    return [
+        run
+        for run in client.search_runs([experiment], "attributes.status = 'RUNNING'", max_results=1000)
+        if run.data.tags.get("seedloom.host") == host and not _alive(run.data.tags)
+    ]
+
+
 def close_dead_runs(client: MlflowClient, experiment: str) -> list[str]:
     """Mark runs whose writer was killed on this machine as KILLED; returns their ids."""
-    closed = []
-    host = socket.gethostname()
-    for run in client.search_runs([experiment], "attributes.status = 'RUNNING'", max_results=1000):
-        tags = run.data.tags
-        if tags.get("seedloom.host") == host and not _alive(tags):
-            client.set_terminated(run.info.run_id, "KILLED")
-            closed.append(run.info.run_id)
-    return closed
+    dead = [run.info.run_id for run in dead_runs(client, experiment)]
+    for run_id in dead:
+        client.set_terminated(run_id, "KILLED")
+    return dead
 
 
 def _alive(tags: Mapping[str, str]) -> bool:
