@@ -38,7 +38,7 @@ def prune_model(
 
     from methods.common.dtype import fast_dtype
     from methods.pruning_representations import magnitude, sample_sequences, wanda
-    from tasks.prepare.models import quiet_loading
+    from tasks.quiet import quiet_progress
 
     started = time.perf_counter()
     facts: dict[str, Any] = {"format": "dense"}
@@ -54,7 +54,7 @@ def prune_model(
             seed=seed,
         )
         facts["calibration_sequences_used"] = len(tokens)
-    with quiet_loading():
+    with quiet_progress():
         loaded = AutoModelForCausalLM.from_pretrained(
             str(model), dtype="auto", use_safetensors=True, trust_remote_code=False, local_files_only=True
         )
@@ -75,7 +75,7 @@ def prune_model(
         else:
             raise TypeError(f"{type(recipe).__name__} is no recipe of this compressor")
     pruned_at = time.perf_counter()
-    with quiet_loading():
+    with quiet_progress():
         loaded.save_pretrained(str(out), max_shard_size=SHARD_SIZE)
     facts |= _describe(loaded)
     facts["timings"] = {
