@@ -123,6 +123,9 @@ def compare(
 ) -> None:
     """Show the candidates of flow runs side by side, the best marked, with the page that compares them."""
     with one_line_errors():
+        from tasks.settings import configure_environment
+
+        configure_environment()
         from flows.compare import compare as show
 
         show(runs or [])

@@ -1,4 +1,4 @@
-"""`seedloom compare`: the candidates of flow runs in the terminal, as in their reports, and the page that shows them."""
+"""`seedloom compare`: the candidates of flow runs in the terminal, as in their reports, and their page in MLflow."""
 
 import json
 import re
@@ -29,11 +29,14 @@ def compare(names: Sequence[str]) -> None:
         ConfigError: there is no such run, or none has candidates.
     """
     current = settings()
+    nothing = ConfigError(f"{current.work} has no flow runs yet; start one with `seedloom run lifecycle`")
+    if current.mlflow_tracking_uri is None and not (current.work / "mlflow.db").exists():
+        raise nothing
     client = client_for(current.tracking_uri)
     experiment = client.get_experiment_by_name(current.experiment)
     parents = flow_runs(client, experiment.experiment_id) if experiment else []
     if not parents:
-        raise ConfigError(f"{current.work} has no flow runs yet; start one with `seedloom run lifecycle`")
+        raise nothing
     chosen = [find(name, parents) for name in names] or [last_with_candidates(client, parents)]
     candidates = {run.info.run_id: children(client, run) for run in chosen}
     rows = [

@@ -52,7 +52,7 @@ class Finding:
 
 def check_python() -> Iterator[Finding]:
     have = ".".join(map(str, sys.version_info[:3]))
-    wanted = importlib.metadata.metadata("seedloom").get("Requires-Python") or ""
+    wanted = importlib.metadata.metadata("seedloom")["Requires-Python"] or ""
     if have in SpecifierSet(wanted):
         yield Finding("Python", "ok", have)
     else:
@@ -63,7 +63,7 @@ def check_python() -> Iterator[Finding]:
 
 def pinned_versions(file: Path) -> dict[str, str]:
     """Package -> the version that was tested."""
-    pins = {}
+    pins: dict[str, str] = {}
     for line in file.read_text().splitlines():
         name, separator, version = line.partition("==")
         if separator and not name.startswith("#"):

@@ -72,6 +72,8 @@ def configure_environment() -> Settings:
         "PREFECT_SERVER_LOGGING_LEVEL": "ERROR",
         "DO_NOT_TRACK": "1",
         "MLFLOW_DISABLE_TELEMETRY": "true",
+        "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+        "MLFLOW_LOGGING_LEVEL": "WARNING",
         "DVC_NO_ANALYTICS": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
