@@ -4,17 +4,21 @@ from prefect import flow
 
 from flows.pipeline import open_run
 from flows.stages import evaluate_candidates, existing, given_candidates, publish_comparison
-from flows.steps_config import EvaluateConfig
+from flows.steps_config import NONE, EvaluateConfig
 from flows.task_runner import task_runner
+from tasks.reference import Reference
 from tasks.report.publish import Report
 
 
 def check(config: EvaluateConfig) -> None:
     """Refuse missing inputs."""
-    given_candidates(config.models, existing("base", config.base) if config.base else None)
-    for kind in ("tasks", "text"):
-        if path := getattr(config, kind):
-            existing(kind, path)
+    given_candidates(config.models, optional("base", config.base))
+    existing("tasks", config.tasks)
+    optional("text", config.text)
+
+
+def optional(kind: str, path: str) -> Reference | None:
+    return None if path == NONE else existing(kind, path)
 
 
 @flow(
@@ -25,9 +29,9 @@ def check(config: EvaluateConfig) -> None:
 def evaluate(config: EvaluateConfig = EvaluateConfig()) -> Report:
     check(config)
     with open_run("evaluate", config) as ctx:
-        base = existing("base", config.base) if config.base else None
+        base = optional("base", config.base)
         candidates = given_candidates(config.models, base)
-        text = existing("text", config.text) if config.text else None
+        text = optional("text", config.text)
         tasks = existing("tasks", config.tasks)
         scores = evaluate_candidates(ctx, config, candidates, base, tasks, text)
         return publish_comparison(ctx, "Comparison", config.report, candidates, scores)

@@ -5,6 +5,9 @@ from tasks.evaluate.config import EvaluateSettings
 from tasks.merge.config import MergeSettings
 from tasks.train.config import FinetuneSettings
 
+# Forms send an emptied text field as the default, so "nothing" needs a word of its own.
+NONE = "none"
+
 from tasks.compress.config import CompressSettings
 from tasks.prepare.config import PrepareSettings
 from tasks.report.config import ReportSettings
@@ -107,7 +110,8 @@ class EvaluateConfig(EvaluateSettings):
     )
     base: str = Field(
         "prepared/model",
-        description="Folder of the base model that adapters sit on",
+        min_length=1,
+        description="Folder of the base model that adapters sit on; 'none' when there is none",
         json_schema_extra={"position": 1},
     )
     tasks: str = Field(
@@ -115,7 +119,8 @@ class EvaluateConfig(EvaluateSettings):
     )
     text: str = Field(
         "prepared/text",
-        description="Folder of held-out text; empty leaves perplexity out",
+        min_length=1,
+        description="Folder of held-out text; 'none' leaves perplexity out",
         json_schema_extra={"position": 3},
     )
     report: ReportSettings = Field(

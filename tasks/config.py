@@ -32,7 +32,7 @@ def bounds_of(schema: dict[str, Any]) -> str:
         parts.append(f"below {schema['exclusiveMaximum']:,}")
     if "items" in schema and (each := bounds_of(schema["items"])):
         parts.append(f"each {each}")
-    if (count := schema.get("minItems")) is not None:
+    if count := schema.get("minItems"):
         parts.append(f"at least {count} item{'s' * (count != 1)}")
     if (count := schema.get("maxItems")) is not None:
         parts.append(f"at most {count} item{'s' * (count != 1)}")
@@ -56,6 +56,8 @@ def make_form(schema: dict[str, Any], model: type) -> None:
             field["description"] = f"{field.get('description', '')} ({bounds})".strip()
         if "const" in field:
             field["enum"] = [field["const"]]
+        if field.get("type") == "array":
+            field.setdefault("minItems", 0)  # else the forms take an emptied list for the default one
         for union in (field, field.get("items", {})):
             if "oneOf" in union:
                 union["anyOf"] = union.pop("oneOf")
