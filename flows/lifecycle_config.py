@@ -1,14 +1,14 @@
 """Settings of the lifecycle: one group a step, the same groups that the single steps use."""
 
 from pydantic import Field
-from tasks.evaluate.config import EvaluateSettings
-from tasks.merge.config import MergeSettings
-from tasks.train.config import FinetuneSettings
 
 from tasks.compress.config import CompressSettings
 from tasks.config import Config
+from tasks.evaluate.config import EvaluateSettings
+from tasks.merge.config import MergeSettings
 from tasks.prepare.config import PrepareSettings
 from tasks.report.config import ReportSettings
+from tasks.train.config import FinetuneSettings
 
 
 class LifecycleConfig(Config):
@@ -20,7 +20,7 @@ class LifecycleConfig(Config):
         json_schema_extra={"position": 0},
     )
     finetune: FinetuneSettings = Field(
-        FinetuneSettings(),
+        FinetuneSettings(stoppings=("merge_aware", "own_optimum")),
         description="How experts are trained and stopped",
         json_schema_extra={"position": 1},
     )

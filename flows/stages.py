@@ -4,18 +4,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
-from tasks.evaluate.config import EvaluateSettings
-from tasks.evaluate.steps import evaluate
-from tasks.merge.config import MergeSettings
-from tasks.merge.steps import merge
-from tasks.train.config import FinetuneSettings
-from tasks.train.steps import finetune
-
 from methods.common.errors import DataError
 from tasks.candidates import Candidate, load_candidates
 from tasks.compress.config import CompressSettings
 from tasks.compress.steps import compress
 from tasks.config import Config
+from tasks.evaluate.config import EvaluateSettings
+from tasks.evaluate.steps import evaluate
+from tasks.merge.config import MergeSettings
+from tasks.merge.steps import merge
 from tasks.prepare.config import PrepareSettings
 from tasks.prepare.steps import prepare_model, prepare_tasks, prepare_text, source_fingerprint
 from tasks.reference import Kind, Reference, reference_to
@@ -25,7 +22,8 @@ from tasks.report.publish import Report, publish, report_folder
 from tasks.report.registry import register
 from tasks.step import StepResult
 from tasks.tracking import RunContext, candidate_run, log_input, log_metrics, log_params, set_tags
-
+from tasks.train.config import FinetuneSettings
+from tasks.train.steps import finetune
 
 Group = TypeVar("Group", bound=Config)
 

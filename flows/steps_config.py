@@ -1,16 +1,16 @@
 """Settings of the single steps: the same groups as in the lifecycle, with files in and files out."""
 
 from pydantic import Field
+
+from tasks.compress.config import CompressSettings
 from tasks.evaluate.config import EvaluateSettings
 from tasks.merge.config import MergeSettings
+from tasks.prepare.config import PrepareSettings
+from tasks.report.config import ReportSettings
 from tasks.train.config import FinetuneSettings
 
 # Forms send an emptied text field as the default, so "nothing" needs a word of its own.
 NONE = "none"
-
-from tasks.compress.config import CompressSettings
-from tasks.prepare.config import PrepareSettings
-from tasks.report.config import ReportSettings
 
 
 class PrepareConfig(PrepareSettings):

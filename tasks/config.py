@@ -1,4 +1,4 @@
-"""The base of every settings model: one model is the form, the command line, the block in params.yaml and the logged parameters."""
+"""The base of every settings model: one model is the form, the command line, the block in params.yaml and the log."""
 
 import re
 from typing import Any
