@@ -55,6 +55,7 @@ def show_progress() -> None:
     logger = logging.getLogger("seedloom")
     logger.setLevel(logging.INFO)
     logger.addHandler(handler)
+    logger.propagate = False  # Prefect's console would say it again
 
 
 def print_report(report: Any) -> None:

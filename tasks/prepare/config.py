@@ -37,7 +37,7 @@ class ModelSettings(Config):
         default="", description="Hub revision (branch, tag or commit); empty takes the default branch"
     )
     dtype: Literal["float32", "bfloat16", "float16", "stored"] = Field(
-        default="float32",
+        default="bfloat16",
         description="Number format of the stored weights; 'stored' keeps the source's format",
     )
     architecture: Literal["causal-lm", "any"] = Field(

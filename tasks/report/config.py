@@ -5,13 +5,18 @@ from pydantic import Field
 from tasks.config import Config
 
 
-class ReportSettings(Config):
+class StudyReportSettings(Config):
     """Where the table, the plots and metrics.json go."""
 
     folder: str = Field(
         "",
         description="Folder for metrics.json, plots and the table; empty: a folder of this run below the work folder",
     )
+
+
+class ReportSettings(StudyReportSettings):
+    """Where the results go, and whether the best model is registered."""
+
     register_model: bool = Field(
         True, description="Put the best candidate into the MLflow model registry, with its lineage"
     )

@@ -35,15 +35,15 @@ class FinetuneSettings(Config):
     )
     weight_decay: float = Field(default=0.0, ge=0, le=1, description="Weight decay of AdamW")
     batch_size: int = Field(
-        default=16, ge=1, le=4_096, description="Examples an optimiser step, over all devices together"
+        default=8, ge=1, le=4_096, description="Examples an optimiser step, over all devices together"
     )
-    max_steps: int = Field(default=60, ge=1, le=1_000_000, description="Most optimiser steps")
+    max_steps: int = Field(default=48, ge=1, le=1_000_000, description="Most optimiser steps")
     schedule: Literal["constant", "linear", "cosine"] = Field(
         default="constant",
         description="Learning rate after warm-up for own_optimum and fixed; merge_aware is constant until plateaus",
     )
     warmup: int = Field(
-        default=5,
+        default=4,
         ge=0,
         le=100_000,
         description="Optimiser steps of linear warm-up; the stop part is not asked before",
@@ -69,7 +69,7 @@ class FinetuneSettings(Config):
         description="Plateaus that reduce the rate; the next one stops. 0 stops at the first",
     )
     stop_examples: int = Field(
-        default=48, ge=1, le=512, description="Examples of the stop part in use; each look at them costs time"
+        default=32, ge=1, le=512, description="Examples of the stop part in use; each look at them costs time"
     )
     max_length: int = Field(
         default=384, ge=8, le=131_072, description="Tokens of an example; longer prompts lose their beginning"
@@ -84,7 +84,7 @@ class FinetuneSettings(Config):
         "fast in it. What is trained stays float32",
     )
     checkpoint_every: int = Field(
-        default=10,
+        default=12,
         ge=1,
         le=100_000,
         description="Optimiser steps between checkpoints that a killed run resumes from",
