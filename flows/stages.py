@@ -23,7 +23,7 @@ from tasks.report.registry import register
 from tasks.step import StepResult
 from tasks.tracking import RunContext, candidate_run, log_input, log_metrics, log_params, set_tags
 from tasks.train.config import FinetuneSettings
-from tasks.train.steps import finetune
+from tasks.train.steps import finetune, replay_trace
 
 Group = TypeVar("Group", bound=Config)
 
@@ -102,6 +102,7 @@ def train_experts(
     experts = []
     for label, (stopping, name, future) in futures.items():
         result = future.result()
+        replay_trace(ctx, label, result.path)
         experts.append(_candidate(label, "expert", stopping, result, parents=("base",), task=name))
     return experts
 
