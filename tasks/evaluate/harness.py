@@ -20,6 +20,7 @@ from tasks.evaluate.items import item_rows
 from tasks.quiet import quiet_logs, quiet_progress
 
 PREFIX = "seedloom_"
+FEWSHOT_SEED = 1234  # the harness's own default
 COLUMNS = ("context", "choices", "gold", "id")
 
 
@@ -51,16 +52,16 @@ def arrow_files(folder: Path) -> list[Path]:
     try:
         state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
         files = [folder / entry["filename"] for entry in state["_data_files"]]
-        data = load_from_disk(str(folder))
+        data = load_from_disk(str(folder)) if files else []
     except Exception as error:
         raise DataError(
             f"{folder}: is not a whole Arrow data set ({type(error).__name__}); run prepare again"
         ) from error
+    if len(data) == 0:
+        raise DataError(f"{folder}: holds no examples; run prepare again")
     lacking = [column for column in COLUMNS if column not in data.column_names]
     if lacking:
         raise DataError(f"{folder}: has no column {lacking[0]!r}; it has {', '.join(data.column_names)}")
-    if len(data) == 0:
-        raise DataError(f"{folder}: holds no examples; run prepare again")
     return files
 
 
@@ -112,6 +113,7 @@ def run_task_sets(
     from datasets import load_from_disk
 
     folders = task_folders(tasks, settings.split)
+    public = run_public_tasks(lm, settings)  # first: a wrong name should cost no work
     definitions = out / "harness"
     definitions.mkdir(parents=True, exist_ok=True)
     frames = []
@@ -128,14 +130,14 @@ def run_task_sets(
             (definitions / f"{name}.yaml").write_text(kept, encoding="utf-8")
             used = task_yaml(name, [str(file.resolve()) for file in files], spaced, f"{scratch}/cache")
             (include / f"{name}.yaml").write_text(used, encoding="utf-8")
-        results = _simple_evaluate(lm, [PREFIX + name for name in folders], settings.examples, include, False)
+        results = _run_harness(lm, [PREFIX + name for name in folders], settings.examples, include, False)
         for name in folders:
             samples = sorted(results["samples"][PREFIX + name], key=lambda sample: sample["doc_id"])
             answers = [
                 [(float(ll), bool(greedy)) for ll, greedy in sample["filtered_resps"]] for sample in samples
             ]
             frames.append(item_rows(name, [data[name][sample["doc_id"]] for sample in samples], answers))
-    return pd.concat(frames, ignore_index=True), run_public_tasks(lm, settings)
+    return pd.concat(frames, ignore_index=True), public
 
 
 def run_public_tasks(lm: Any, settings: EvaluateSettings) -> dict[str, float]:
@@ -147,7 +149,7 @@ def run_public_tasks(lm: Any, settings: EvaluateSettings) -> dict[str, float]:
     if not settings.extra_tasks:
         return {}
     try:
-        results = _simple_evaluate(lm, list(settings.extra_tasks), settings.extra_examples, None, True)
+        results = _run_harness(lm, list(settings.extra_tasks), settings.extra_examples, None, True)
     except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         raise DataError(f"extra_tasks {', '.join(settings.extra_tasks)}: cannot be run ({reason})") from error
@@ -161,21 +163,29 @@ def run_public_tasks(lm: Any, settings: EvaluateSettings) -> dict[str, float]:
     return metrics
 
 
-def _simple_evaluate(
-    lm: Any, names: list[str], limit: int, include: Path | None, public: bool
-) -> dict[str, Any]:
-    from lm_eval import simple_evaluate
+def _run_harness(lm: Any, names: list[str], limit: int, include: Path | None, public: bool) -> dict[str, Any]:
+    """The harness's `evaluate` on tasks by name.
+
+    Not its `simple_evaluate`, which afterwards collects facts about the machine by starting pip, git and others:
+    several seconds for each candidate.
+    """
+    from lm_eval.evaluator import evaluate
     from lm_eval.tasks import TaskManager
 
     with quiet_logs("lm_eval", "datasets"), quiet_progress():
-        manager = TaskManager(include_path=str(include) if include else None, include_defaults=public)
-        results = simple_evaluate(
-            model=lm,
-            tasks=names,
+        loaded = TaskManager(include_path=str(include) if include else None, include_defaults=public).load(
+            names
+        )
+        for task in loaded["tasks"].values():
+            if task.get_config("num_fewshot") is None:
+                task.set_config(key="num_fewshot", value=0)
+            task.set_fewshot_seed(seed=FEWSHOT_SEED)
+        results = evaluate(
+            lm=lm,
+            task_dict=loaded,
             limit=limit or None,
             # Bootstraps are only for metrics without a closed standard error; ours have one.
             bootstrap_iters=1_000 if public else 0,
-            task_manager=manager,
             log_samples=True,
         )
     assert results is not None  # None only on ranks above 0

@@ -210,12 +210,10 @@ def target_scores(
         piece.copy_(torch.mm(picked, weight.T, out=rounded[: len(picked)]))
         if bias is not None:
             piece += bias.float()
-        highest = piece.amax(-1, keepdim=True)
+        highest, token = piece.max(-1, keepdim=True)
         total.append(highest[:, 0] + piece.sub_(highest).exp_().sum(-1).log_())
-        top.append(highest[:, 0])
+        top.append(token[:, 0])
     exact = (hidden[rows].float() * weight[targets].float()).sum(-1)
     if bias is not None:
         exact = exact + bias[targets].float()
-    # The highest logit carries the layer's rounding, the target's does not.
-    greedy = exact.to(weight.dtype).float() >= torch.cat(top)[inverse]
-    return exact - torch.cat(total)[inverse], greedy
+    return exact - torch.cat(total)[inverse], torch.cat(top)[inverse] == targets
