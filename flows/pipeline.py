@@ -1,5 +1,6 @@
 """What every flow does around its stages: open the MLflow run, check the work folder, name the Prefect run."""
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -18,6 +19,7 @@ def open_run(flow: str, config: Config, needed_bytes: int = 0) -> Iterator[RunCo
     Raises:
         StorageError: the work folder cannot hold the run.
     """
+    logging.getLogger("seedloom").setLevel(logging.INFO)  # each step's start and reuse, for the run's log
     Workspace(settings().work).check(needed_bytes)
     with flow_run(flow, config, prefect_run.get_id()) as ctx:
         yield ctx

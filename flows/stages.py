@@ -21,7 +21,15 @@ from tasks.report.lifecycle import compare
 from tasks.report.publish import Report, publish, report_folder
 from tasks.report.registry import register
 from tasks.step import StepResult
-from tasks.tracking import RunContext, candidate_run, log_input, log_metrics, log_params, set_tags
+from tasks.tracking import (
+    STAGE_PARAM,
+    RunContext,
+    candidate_run,
+    log_input,
+    log_metrics,
+    log_params,
+    set_tags,
+)
 from tasks.train.config import FinetuneSettings
 from tasks.train.steps import finetune, replay_trace
 
@@ -198,9 +206,13 @@ def _candidate(
 def _log_candidate(ctx: RunContext, candidate: Candidate, result: StepResult, tasks: Reference) -> None:
     run = candidate_run(ctx, candidate.name)
     facts = {name: value for name, value in candidate.facts.items() if not isinstance(value, dict | list)}
-    log_params(
-        ctx, run, {"stage": candidate.stage, "method": candidate.method, "task": candidate.task, **facts}
-    )
+    # MLflow's compare page opens with the first three names: what the candidate is, then what was found about it.
+    told = {
+        STAGE_PARAM: candidate.stage,
+        "candidate.method": candidate.method,
+        "candidate.task": candidate.task,
+    }
+    log_params(ctx, run, {**told, **{f"fact.{name}": value for name, value in facts.items()}})
     timings = {
         f"time/{name}": value for name, value in result.timings.items() if isinstance(value, int | float)
     }

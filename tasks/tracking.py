@@ -31,6 +31,7 @@ from tasks.settings import settings
 
 PARENT_TAG = "mlflow.parentRunId"
 CANDIDATE_TAG = "seedloom.candidate"
+STAGE_PARAM = "candidate.stage"
 PARAM_LIMIT = 6000
 _candidate_lock = threading.Lock()
 
@@ -57,13 +58,22 @@ class RunContext(Config):
     @property
     def compare_url(self) -> str | None:
         """The page that puts the candidates side by side; the parent's when there are none to compare."""
-        base, runs = ui_address(self.tracking_uri), [run.info.run_id for run in children(self)]
-        return compare_page(base, self.experiment_id, runs) if base and len(runs) > 1 else self.run_url
+        base, runs = ui_address(self.tracking_uri), children(self)
+        if base is None or len(runs) < 2:
+            return self.run_url
+        return compare_page(base, self.experiment_id, [run.info.run_id for run in by_stage(runs)])
 
 
 def ui_address(tracking_uri: str) -> str | None:
     """Where the MLflow UI is, when that is known."""
     return settings().mlflow_url or (tracking_uri if tracking_uri.startswith("http") else None)
+
+
+def by_stage(candidates: Sequence[Any]) -> list[Any]:
+    """The candidates' runs as people read them: the base first, then what was made from it."""
+    stages = ("base", "expert", "merge", "compressed")
+    ranks = {stage: rank for rank, stage in enumerate(stages)}
+    return sorted(candidates, key=lambda run: ranks.get(run.data.params.get(STAGE_PARAM, ""), len(stages)))
 
 
 def compare_page(base: str, experiment: str, run_ids: Sequence[str]) -> str:
@@ -227,7 +237,7 @@ def flow_run(flow: str, config: BaseModel, flow_run_id: str | None = None) -> It
     if flow_run_id:
         tags["prefect.flow_run_id"] = flow_run_id
     if api := os.environ.get("PREFECT_API_URL"):
-        tags["prefect.ui"] = f"{api.removesuffix('/api')}/runs/flow-run/{flow_run_id}"
+        tags["prefect.ui"] = f"{api.removesuffix('/api')}/v2/runs/flow-run/{flow_run_id}"
     run = client.create_run(experiment, run_name=flow, tags=tags)
     ctx = RunContext(
         tracking_uri=current.tracking_uri,

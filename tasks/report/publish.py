@@ -84,7 +84,13 @@ def verdict_lines(verdicts: Sequence[Verdict]) -> str:
     return "\n".join(f"- **{v.word}**: {v.claim} ({v.measured})" for v in verdicts)
 
 
-@task(name="report", timeout_seconds=600, tags={"report"}, description="Publish tables, plots and verdicts.")
+@task(
+    name="report",
+    task_run_name="report",
+    timeout_seconds=600,
+    tags={"report"},
+    description="Publish tables, plots and verdicts.",
+)
 def publish(
     ctx: RunContext,
     title: str,
@@ -138,7 +144,12 @@ def publish(
         )
 
     client = ctx.client
-    numbers = {name: value for name, value in _flat(metrics).items() if isinstance(value, int | float)}
+    numbers = {
+        name: value
+        for name, value in _flat(metrics).items()
+        # The candidates' own runs hold their scores; here they would be hundreds of columns.
+        if isinstance(value, int | float) and not name.startswith("candidates/")
+    }
     log_metrics(ctx, ctx.parent_run_id, numbers)
     client.log_text(ctx.parent_run_id, markdown, "report.md")
     client.log_dict(ctx.parent_run_id, dict(metrics), "metrics.json")

@@ -18,7 +18,13 @@ ALIAS = "champion"
 REQUIREMENTS = ("transformers", "torch", "safetensors")
 
 
-@task(name="register", timeout_seconds=1800, tags={"report"}, description="Register the best model.")
+@task(
+    name="register",
+    task_run_name="register {candidate.name}",
+    timeout_seconds=1800,
+    tags={"report"},
+    description="Register the best model.",
+)
 def register(ctx: RunContext, name: str, candidate: Candidate, scores: Mapping[str, float]) -> str:
     """Make the candidate a version of the registered model `name`, with the alias `champion`.
 
