@@ -356,7 +356,7 @@ def _train(
         if rule is None and step in lengths:
             if not bool(torch.isfinite(loss)):
                 raise NumericalError(
-                    f"the training loss of {order} is {float(loss)} at step {step}; lower lr"
+                    f"the training loss of {order} is {loss.item()} at step {step}; lower lr"
                 )
             kept[step] = weights()
         if rule is not None and rule.step(step):

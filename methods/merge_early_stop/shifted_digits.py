@@ -61,6 +61,8 @@ def load_digit_images(path: str | Path) -> tuple[Tensor, Tensor]:
         if lacking:
             raise DataError(f"{path} lacks the column {sorted(lacking)[0]}")
         images, labels = np.asarray(table["images"][:]), np.asarray(table["labels"][:])
+        if images.dtype.kind == "i" and images.size and images.min() >= 0 and images.max() <= 255:
+            images = images.astype(np.uint8)  # datasets' numpy format widens small integers
     else:
         try:
             with np.load(path, allow_pickle=False) as archive:
