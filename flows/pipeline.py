@@ -1,6 +1,8 @@
 """What every flow does around its stages: open the MLflow run, check the work folder, name the Prefect run."""
 
 import logging
+import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -10,6 +12,9 @@ from tasks.config import Config
 from tasks.settings import settings
 from tasks.tracking import RunContext, flow_run
 from tasks.workspace import Workspace
+
+GRACE_SECONDS = 5.0
+INTERRUPTED = 130
 
 
 @contextmanager
@@ -21,5 +26,21 @@ def open_run(flow: str, config: Config, needed_bytes: int = 0) -> Iterator[RunCo
     """
     logging.getLogger("seedloom").setLevel(logging.INFO)  # each step's start and reuse, for the run's log
     Workspace(settings().work).check(needed_bytes)
-    with flow_run(flow, config, prefect_run.get_id()) as ctx:
-        yield ctx
+    try:
+        with flow_run(flow, config, prefect_run.get_id()) as ctx:
+            yield ctx
+    except Exception:
+        raise
+    except BaseException:
+        _end_soon()
+        raise
+
+
+def _end_soon() -> None:
+    """After Ctrl-C or a cancellation, do not wait for a step in a thread, which nothing can interrupt.
+
+    The step's part is kept for the next run, the MLflow runs are closed already.
+    """
+    timer = threading.Timer(GRACE_SECONDS, os._exit, args=(INTERRUPTED,))
+    timer.daemon = True
+    timer.start()
