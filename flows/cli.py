@@ -179,5 +179,18 @@ def cards(
         typer.echo("README.md and the cards agree")
 
 
+@app.command("fetch")
+def fetch_data(
+    name: Annotated[str, typer.Argument(help="Name of the data set.")],
+    output: Annotated[Path, typer.Argument(help="Folder to write.")],
+) -> None:
+    """Fetch a data set that a study reads; `dvc repro data@NAME` does this where it is needed."""
+    with one_line_errors():
+        from tasks.prepare.fetch import fetch
+
+        record = fetch(name, output)
+        typer.echo(f"{name}: {record['source']} ({record['licence']}) in {output}")
+
+
 if __name__ == "__main__":
     app()

@@ -9,7 +9,6 @@ import re
 import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +28,7 @@ Settings of the flows, one block a flow. The same models as the forms and the co
 
 def blocks() -> dict[str, type[Config]]:
     """The settings model of each block, in the order of the file."""
-    return {
-        flow.name: flow.load_config()
-        for flow in FLOWS
-        if not flow.config.startswith(f"{STEPS}:") and find_spec(flow.config.partition(":")[0])
-    }
+    return {flow.name: flow.load_config() for flow in FLOWS if not flow.config.startswith(f"{STEPS}:")}
 
 
 @dataclass(frozen=True)

@@ -165,7 +165,9 @@ def test_the_projects_own_file_holds_the_defaults() -> None:
     """Whoever clones the project gets what the forms show; experiments belong on a branch."""
     given = params.read(Path(__file__).parents[2] / "params.yaml")
     for name, model in params.blocks().items():
-        assert model.model_validate(given[name]) == model()
+        assert model.model_validate(given[name]) == model(), (
+            "delete params.yaml, then `seedloom params --write`"
+        )
 
 
 def test_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
