@@ -12,6 +12,7 @@ one and ends with the same bytes.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -19,7 +20,7 @@ import shutil
 import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,7 @@ from methods.merge_early_stop import (
     latest_resumable_checkpoint,
 )
 from tasks.prepare.models import check_model_folder
+from tasks.quiet import quiet_logs
 from tasks.reference import Reference
 from tasks.train.config import FinetuneSettings, Stopping
 from tasks.train.examples import (
@@ -188,8 +190,7 @@ def _train(
         lambda live: stop_score(scorer, live, settings.stop_metric),
         on_evaluation=curves.evaluated,
     )
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*", category=FutureWarning)
+    with _no_chatter():
         set_seed(seed)
         model, mixed = _trainable_model(folder, settings)
         trainer = _AnswerTrainer(
@@ -229,6 +230,22 @@ def stop_score(scorer: ChoiceScorer, model: nn.Module, metric: str) -> tuple[flo
     scores = scorer(model)
     loss = scores.gold_bits_per_byte
     return (-loss if metric == "loss" else scores.accuracy_norm), loss
+
+
+@contextlib.contextmanager
+def _no_chatter() -> Iterator[None]:
+    """Neither bars for each checkpoint nor warnings that a person cannot act on."""
+    from transformers.utils import logging
+
+    bars = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings(), quiet_logs("transformers"):
+            warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*", category=FutureWarning)
+            yield
+    finally:
+        if bars:
+            logging.enable_progress_bar()
 
 
 class _AnswerTrainer(Trainer):
