@@ -88,21 +88,22 @@ class OrderedExamples(Dataset[Example]):
 
 
 def collate(examples: Sequence[Example]) -> dict[str, Tensor]:
-    """Inputs padded on the left, and `labels` (rows, longest answer): what the last columns predict, -100 elsewhere.
+    """Inputs padded on the left, and `labels` (rows, 1 + longest answer): what the last columns predict, else -100.
 
-    The last token is only predicted, never read.
+    The last token is only predicted, never read. The first column of the labels is empty: the Trainer counts the
+    tokens of a step as if labels stood under their own inputs, which leaves the first column out.
     """
     batch = pad_left([e.tokens[:-1] for e in examples])
     kept = max(e.answer for e in examples)
-    labels = torch.full((len(examples), kept), -100)
+    labels = torch.full((len(examples), 1 + kept), -100)
     for row, example in enumerate(examples):
-        labels[row, kept - example.answer :] = torch.tensor(example.tokens[-example.answer :])
+        labels[row, 1 + kept - example.answer :] = torch.tensor(example.tokens[-example.answer :])
     return {**batch, "labels": labels}
 
 
 def answer_loss(model: nn.Module, batch: Mapping[str, Tensor], tokens: Tensor | int | None = None) -> Tensor:
     """Cross-entropy in nats over the answers' tokens: the mean, or the sum divided by `tokens`."""
-    labels = batch["labels"]
+    labels = batch["labels"][:, 1:]
     inputs = {name: value for name, value in batch.items() if name != "labels"}
     logits = continuation_logits(model, inputs, labels.shape[1])
     wanted = labels != -100

@@ -39,7 +39,7 @@ from transformers import (
 
 from methods.common.choice_scoring import ChoiceScorer, encode_rows
 from methods.common.dtype import resolve_dtype
-from methods.common.errors import NumericalError
+from methods.common.errors import ConfigError, NumericalError
 from methods.merge_early_stop import (
     MergeEarlyStopping,
     MergeEarlyStoppingCallback,
@@ -349,10 +349,15 @@ def _arguments(
     settings: FinetuneSettings, stopping: Stopping, folder: Path, seed: int, mixed: bool
 ) -> TrainingArguments:
     devices = max(1, int(os.environ.get("WORLD_SIZE", "1")))
+    if settings.batch_size % devices:
+        raise ConfigError(
+            f"batch_size={settings.batch_size} cannot be split over {devices} processes; give a multiple of {devices}"
+        )
     return TrainingArguments(
         output_dir=str(folder),
         max_steps=settings.max_steps,
-        per_device_train_batch_size=max(1, settings.batch_size // devices),
+        per_device_train_batch_size=settings.batch_size // devices,
+        ddp_find_unused_parameters=False,
         learning_rate=settings.learning_rate,
         lr_scheduler_type="constant" if stopping == "merge_aware" else settings.schedule,
         weight_decay=settings.weight_decay,

@@ -1,0 +1,40 @@
+"""A base, its tasks, and an adapter for each."""
+
+from pathlib import Path
+
+import pytest
+
+from tasks.reference import reference_to
+from tasks.train.config import FinetuneSettings
+from tasks.train.finetune import finetune
+from tests.tiny_experts import taught_llama, toy_tasks
+
+SETTINGS = FinetuneSettings(
+    learning_rate=0.01, max_steps=30, warmup=2, stop_every=4, rank=4, dtype="float32", stop_examples=12
+)
+
+
+@pytest.fixture(scope="session")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return taught_llama(tmp_path_factory.mktemp("base") / "base")
+
+
+@pytest.fixture(scope="session")
+def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return toy_tasks(tmp_path_factory.mktemp("tasks") / "tasks")
+
+
+@pytest.fixture(scope="session")
+def experts(base: Path, tasks: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    found = {}
+    for name in ("toy0", "toy1"):
+        found[name] = tmp_path_factory.mktemp("experts") / name
+        found[name].mkdir()
+        finetune(
+            found[name],
+            settings=SETTINGS,
+            base=reference_to(base, "model"),
+            task=reference_to(tasks / name, "tasks"),
+            stopping="merge_aware",
+        )
+    return found

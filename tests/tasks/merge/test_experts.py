@@ -1,0 +1,123 @@
+"""Experts that cannot be merged are refused before any work, in one line that names them."""
+
+import json
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from methods.common.errors import ConfigError, DataError
+from tasks.merge.candidates import merge_candidate
+from tasks.merge.config import MergeSettings
+from tasks.merge.experts import check_experts, expert_kind, resolve_expert
+from tasks.reference import reference_to
+from tasks.train.loading import weights_digest
+from tests.tiny_models import tiny_llama
+
+
+def _edit(field: str, value: object) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        file = folder / "adapter_config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {field: value}))
+
+    return edit
+
+
+def _pickle(folder: Path) -> None:
+    (folder / "adapter_model.safetensors").unlink()
+    (folder / "adapter_model.bin").write_bytes(pickle.dumps({}))
+
+
+def _cut(folder: Path) -> None:
+    file = folder / "adapter_model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def _other_base(folder: Path) -> None:
+    file = folder / "expert.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"base_digest": "f" * 64}))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (_edit("use_dora", True), "use_dora"),
+        (_edit("peft_type", "IA3"), "IA3"),
+        (_edit("bias", "all"), "bias"),
+        (_pickle, "pickle"),
+        (_cut, "cut short"),
+        (_other_base, "another base"),
+        (lambda folder: (folder / "adapter_config.json").unlink(), "adapter_config"),
+        (lambda folder: (folder / "adapter_config.json").write_text("{"), "cannot be read"),
+    ],
+)
+def test_a_spoilt_adapter(
+    spoil: Callable[[Path], None], words: str, base: Path, experts: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = shutil.copytree(experts["toy0"], tmp_path / "expert")
+    reference = reference_to(folder, "adapter")
+    spoil(folder)
+    with pytest.raises(DataError, match=words) as caught:
+        check_experts(base, weights_digest(base), [reference])
+    assert "\n" not in str(caught.value)
+
+
+def test_a_model_of_another_architecture(base: Path, tmp_path: Path) -> None:
+    wide = tiny_llama(tmp_path / "wide", hidden=64)
+    with pytest.raises(DataError, match="expert wide: has hidden_size 64, the base 32"):
+        check_experts(base, "", [reference_to(wide, "model")])
+    config = json.loads((wide / "config.json").read_text())
+    (wide / "config.json").write_text(json.dumps(config | {"model_type": "mistral"}))
+    with pytest.raises(DataError, match="is a mistral, the base a llama"):
+        check_experts(base, "", [reference_to(wide, "model")])
+
+
+def test_a_pickled_model(base: Path, tmp_path: Path) -> None:
+    model = shutil.copytree(base, tmp_path / "pickled")
+    (model / "model.safetensors").rename(model / "pytorch_model.bin")
+    with pytest.raises(DataError, match="safetensors"):
+        check_experts(base, "", [reference_to(model, "model")])
+
+
+def test_an_adapter_that_does_not_fit(
+    base: Path, tasks: Path, experts: dict[str, Path], tmp_path: Path
+) -> None:
+    wide = tiny_llama(tmp_path / "wide", hidden=64)
+    foreign = shutil.copytree(experts["toy0"], tmp_path / "foreign")
+    (foreign / "expert.json").unlink()  # so that only the shapes tell
+    (tmp_path / "out").mkdir()
+    with pytest.raises(DataError, match="do not fit the base"):
+        merge_candidate(
+            tmp_path / "out",
+            settings=MergeSettings(dtype="float32"),
+            method="ties",
+            base=reference_to(wide, "model"),
+            experts=[reference_to(foreign, "adapter")],
+            tasks=reference_to(tasks, "tasks"),
+        )
+
+
+def test_no_experts(base: Path) -> None:
+    with pytest.raises(ConfigError, match="experts: the list is empty"):
+        check_experts(base, "", [])
+
+
+def test_names_tell_experts_apart(base: Path, experts: dict[str, Path], tmp_path: Path) -> None:
+    folder = shutil.copytree(experts["toy0"], tmp_path / "output")
+    references = [reference_to(f, "adapter") for f in (folder, *experts.values())]
+    assert list(check_experts(base, weights_digest(base), references)) == ["toy0", "toy0-2", "toy1"]
+
+
+def test_a_source_is_a_folder_or_a_hub_id(base: Path, experts: dict[str, Path], tmp_path: Path) -> None:
+    assert resolve_expert(str(experts["toy0"])).kind == expert_kind(experts["toy0"]) == "adapter"
+    assert resolve_expert(str(base)).kind == "model"
+    for source, words in (
+        (str(tmp_path / "nowhere"), "does not exist"),
+        ("someone/an-adapter", "the hub does not give it"),
+        (str(tmp_path), "is no model"),
+    ):
+        with pytest.raises(DataError, match=words) as caught:
+            resolve_expert(source)
+        assert "\n" not in str(caught.value)
