@@ -51,7 +51,7 @@ class Claim(Config):
                 raise ValueError(f"held is not_tested, but measured = {self.measured!r}; empty it or decide")
         elif self.measured == "" or self.seeds == 0:
             raise ValueError("held is given without `measured` and `seeds`; add both, or say not_tested")
-        if self.metric and isinstance(self.measured, str):
+        elif self.metric and isinstance(self.measured, str):
             raise ValueError(f"metric {self.metric!r} needs a number as `measured`")
         return self
 
@@ -79,6 +79,8 @@ class Card(Config):
     def held(self) -> str:
         """How many of its claims held, for the table."""
         tested = [claim for claim in self.claims if claim.held != "not_tested"]
+        if not tested:
+            return "not tested yet"
         text = f"{sum(claim.held is True for claim in tested)} of {len(tested)}"
         left = len(self.claims) - len(tested)
         return f"{text} ({left} not tested)" if left else text
@@ -154,7 +156,7 @@ def check_seed(seed: Seed) -> list[str]:
     if not seed.text.strip():
         lines.append(f"{path}: no text; say how to use it on one's own data, what did not reproduce and why")
     for number, claim in enumerate(card.claims):
-        if claim.metric:
+        if claim.metric and claim.held != "not_tested":
             lines += [f"{path}: claims.{number}: {problem}" for problem in _compare(claim, seed)]
     return lines
 

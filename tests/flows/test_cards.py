@@ -142,6 +142,16 @@ def test_a_card_must_fit_its_study(root: Path, changes: dict[str, Any], says: st
     assert any(says in line for line in cards.check(root))
 
 
+def test_a_claim_may_name_its_metric_before_it_is_tested(root: Path) -> None:
+    fields = front_matter()
+    fields["claims"][0].update({"measured": "", "held": "not_tested", "seeds": 0, "spread": ""})
+    folder = write_card(root, fields)
+    (folder / "metrics.json").write_text('{"cost": 40}')
+    cards.write(root)
+    assert cards.check(root) == []
+    assert "0 of 1 (2 not tested)" in (root / "README.md").read_text()
+
+
 def test_a_card_needs_its_text(root: Path) -> None:
     write_card(root, front_matter(), text=" ")
     cards.write(root)
