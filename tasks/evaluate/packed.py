@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from lm_eval.models.huggingface import HFLM
 
+from methods.common.errors import DataError
+
 # Plain decoders: rotary positions, full attention, no scaling or capping of the logits.
 PACKABLE = frozenset({"llama", "mistral", "qwen2", "qwen3", "olmo2", "smollm3"})
 # Rows of logits at a time: 128 x 49k in float32 stay within the cache of a server processor.
@@ -120,10 +122,17 @@ def group_requests(requests: list[Request], max_length: int, batch_tokens: int) 
     """Requests with the same prompt together, unless their packed sequence would exceed `batch_tokens`.
 
     As the harness does, a sequence longer than the model loses the start of its prompt.
+
+    Raises:
+        DataError: an answer has no token of its own.
     """
     open_groups: dict[tuple[int, ...], _Group] = {}
     groups: list[_Group] = []
-    for number, (_, context, continuation) in enumerate(requests):
+    for number, (texts, context, continuation) in enumerate(requests):
+        if not continuation:
+            raise DataError(
+                f"the answer {texts[1] if texts else ''!r} melts into its prompt's last token; start it with a space"
+            )
         kept = context[-max(1, max_length + 1 - len(continuation)) :]
         key = tuple(kept)
         group = open_groups.get(key)

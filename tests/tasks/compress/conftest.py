@@ -1,6 +1,5 @@
-"""A tiny model folder with a tokenizer and calibration text; the bundled SmolLM2."""
+"""A tiny model folder with a tokenizer and calibration text."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -57,16 +56,3 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Reference:
 @pytest.fixture(scope="session")
 def tiny_text(tmp_path_factory: pytest.TempPathFactory) -> Reference:
     return reference_to(save_text(tmp_path_factory.mktemp("tiny") / "text"), "text")
-
-
-@pytest.fixture(scope="session")
-def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bundled SmolLM2 in bfloat16; SEEDLOOM_TEST_SMOLLM2 names a folder that already holds it."""
-    if given := os.environ.get("SEEDLOOM_TEST_SMOLLM2"):
-        return Path(given)
-    from tasks.prepare.config import ModelSettings
-    from tasks.prepare.models import materialise_model
-
-    folder = tmp_path_factory.mktemp("smollm2")
-    materialise_model(ModelSettings(dtype="bfloat16"), folder)
-    return folder

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -116,24 +115,24 @@ def test_the_summary_is_json_with_errors_and_intervals(evaluated: Any) -> None:
     json.dumps(summary)
 
 
-def test_the_kept_definition_runs_with_the_harness_alone(evaluated: Any, tiny: Path, task_sets: Path) -> None:
+def test_the_kept_definition_runs_with_the_harness_alone(
+    evaluated: Any, tiny: Path, task_sets: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As a person would: `lm_eval --include_path <out>/harness` in the folder of the task sets."""
     from lm_eval import simple_evaluate
     from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
 
     out, summary = evaluated
-    before = Path.cwd()
-    os.chdir(task_sets)
-    try:
-        results = simple_evaluate(
-            HFLM(pretrained=load(tiny)[0], tokenizer=load(tiny)[1]),
-            tasks=["seedloom_toy0"],
-            task_manager=TaskManager(include_path=str(out / "harness"), include_defaults=False),
-            bootstrap_iters=10,  # with none it gives no standard errors
-        )
-    finally:
-        os.chdir(before)
+    monkeypatch.chdir(task_sets)
+    # Only here, where it collects facts about the machine, for seconds.
+    monkeypatch.setattr("lm_eval.evaluator.add_env_info", lambda results: None)
+    results = simple_evaluate(
+        HFLM(pretrained=load(tiny)[0], tokenizer=load(tiny)[1]),
+        tasks=["seedloom_toy0"],
+        task_manager=TaskManager(include_path=str(out / "harness"), include_defaults=False),
+        bootstrap_iters=10,  # with none it gives no standard errors
+    )
     theirs = results["results"]["seedloom_toy0"]
     for name in ("acc", "acc_norm"):
         assert theirs[f"{name},none"] == pytest.approx(summary["metrics"][f"test/toy0/{name}"])
@@ -299,3 +298,25 @@ def test_an_unknown_public_task_is_named(
     wrong = EvaluateSettings(dtype="float32", measure_speed=False, extra_tasks=("no_such_task",))
     with pytest.raises(DataError, match="no_such_task"):
         evaluate_model(wrong, tiny, task_sets, None, tmp_path)
+
+
+def test_public_tasks_give_metrics_of_their_own(
+    evaluated: Any, tiny: Path, task_sets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kept definition stands in for a public task: same way, no network."""
+    from lm_eval import tasks
+
+    manager = tasks.TaskManager(include_path=str(evaluated[0] / "harness"), include_defaults=False)
+    real = tasks.TaskManager
+    monkeypatch.setattr(
+        tasks, "TaskManager", lambda **given: manager if given["include_defaults"] else real(**given)
+    )
+    monkeypatch.chdir(task_sets)
+    extra = EvaluateSettings(
+        dtype="float32", measure_speed=False, extra_tasks=("seedloom_toy1",), extra_examples=0
+    )
+    metrics = evaluate_model(extra, tiny, task_sets, None, tmp_path)["metrics"]
+    assert metrics["public/seedloom_toy1/acc_norm"] == metrics["test/toy1/acc_norm"]
+    assert metrics["public/seedloom_toy1/acc_norm_stderr"] == pytest.approx(
+        metrics["test/toy1/acc_norm_stderr"]
+    )

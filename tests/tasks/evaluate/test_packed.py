@@ -20,6 +20,7 @@ from transformers import (
     SmolLM3Config,
 )
 
+from methods.common.errors import DataError
 from tasks.evaluate.packed import PACKABLE, PackedLM, group_requests
 from tasks.quiet import quiet_logs
 from tests.tasks.evaluate.oracle import loglikelihood, token_loglikelihood
@@ -166,6 +167,11 @@ def test_a_prompt_is_read_once(tiny: Path) -> None:
     assert [(g.context, [n for n, _ in g.answers]) for g in groups] == [([1, 2, 3], [0, 1, 3]), ([1, 2], [2])]
     assert groups[0].length == 3 + 0 + 1 + 2
     assert len(group_requests(wanted, max_length=64, batch_tokens=4)) == 3  # the long answer stands alone
+
+
+def test_an_answer_without_a_token_of_its_own_is_named() -> None:
+    with pytest.raises(DataError, match="'x' melts into its prompt"):
+        group_requests([(("prompt", "x"), [1, 2], [])], max_length=64, batch_tokens=64)
 
 
 def test_two_answers_do_not_tie_in_bfloat16(tiny: Path) -> None:
