@@ -52,12 +52,12 @@ def arrow_files(folder: Path) -> list[Path]:
     try:
         state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
         files = [folder / entry["filename"] for entry in state["_data_files"]]
-        data = load_from_disk(str(folder)) if files else []
+        data = load_from_disk(str(folder)) if files else None
     except Exception as error:
         raise DataError(
             f"{folder}: is not a whole Arrow data set ({type(error).__name__}); run prepare again"
         ) from error
-    if len(data) == 0:
+    if data is None or len(data) == 0:
         raise DataError(f"{folder}: holds no examples; run prepare again")
     lacking = [column for column in COLUMNS if column not in data.column_names]
     if lacking:
