@@ -7,11 +7,8 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
-import time
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +17,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
+from tests.servers import prefect_server
 from tests.tiny_models import tiny_llama, toy_task, toy_text
 
 ROOT = Path(__file__).parents[2]
@@ -68,41 +66,11 @@ class Project:
         self.run("git", "commit", "--quiet", "--message", why)
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
-
-
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A Prefect server that all stages share; a temporary one each would cost ten seconds a stage."""
-    home = tmp_path_factory.mktemp("prefect")
-    port = free_port()
-    environment = {**os.environ, "PREFECT_HOME": str(home), "PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
-    environment.pop("PREFECT_API_URL", None)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)],
-        env=environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    address = f"http://127.0.0.1:{port}/api"
-    deadline = time.monotonic() + 240
-    try:
-        while True:
-            try:
-                urllib.request.urlopen(f"{address}/health", timeout=2).close()
-                break
-            except OSError:
-                assert process.poll() is None, "the Prefect server ended"
-                assert time.monotonic() < deadline, "the Prefect server did not start"
-                time.sleep(0.5)
-        yield address
-    finally:
-        process.terminate()
-        process.wait(timeout=60)
+    with prefect_server(tmp_path_factory.mktemp("prefect")) as url:
+        yield url
 
 
 def copy_project(destination: Path) -> None:
