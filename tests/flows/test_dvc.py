@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
+from flows.registry import FLOWS
+from tasks.prepare.fetch import SETS
 from tests.servers import prefect_server
 from tests.tiny_models import tiny_llama, toy_task, toy_text
 
@@ -177,6 +179,22 @@ def reproduced(project: Project, tmp_path_factory: pytest.TempPathFactory) -> Re
     ran = project.stages_run("repro", "evaluate")
     project.commit("results")
     return Reproduced(project, (folder / "metrics.json").read_bytes(), before, project.outputs(), ran)
+
+
+def test_every_paper_is_an_item_and_every_named_code_exists() -> None:
+    stages = YAML(typ="safe").load((ROOT / "dvc.yaml").read_text())["stages"]
+    papers = {flow.paper for flow in FLOWS if flow.paper}
+    assert set(stages["study"]["foreach"]) == papers
+    items = stages["data"]["foreach"]
+    assert {f"data/{name}" for name in items} >= {
+        item["data"] for item in stages["study"]["foreach"].values()
+    }
+    assert set(items) == set(SETS)
+    named = [dep for name in STAGES for dep in stages[name]["deps"]]
+    named += [item["code"] for item in items.values()]
+    named += [dep.replace("${key}", paper) for paper in papers for dep in stages["study"]["do"]["deps"]]
+    code = [dep for dep in named if not dep.startswith(("data/", "${"))]
+    assert [dep for dep in code if not (ROOT / dep).exists()] == []
 
 
 def test_stages_repeat_no_work_of_the_flow_and_end_with_its_numbers(reproduced: Reproduced) -> None:
