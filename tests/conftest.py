@@ -7,10 +7,14 @@ os.environ.update({"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "DO_NOT_TR
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tasks.settings import Settings, settings
+
+if TYPE_CHECKING:
+    from tests.up import Up
 
 
 @pytest.fixture
@@ -25,3 +29,18 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     settings.cache_clear()
     yield folder
     settings.cache_clear()
+
+
+@pytest.fixture(scope="session")
+def up(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Up]":
+    """One `seedloom up` for all tests that need one."""
+    from tests.up import start_up
+
+    started = start_up(tmp_path_factory.mktemp("up"))
+    yield started
+    assert started.end() == 0, started.output
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The test that ends the shared `seedloom up` comes last."""
+    items.sort(key=lambda item: item.get_closest_marker("ends_up") is not None)

@@ -4,6 +4,7 @@
 """
 
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -43,10 +44,12 @@ def main(port: int) -> None:
 
     from mlflow.server import constants
 
-    from tasks.tracking import client_for, experiment_id
+    from tasks.tracking import client_for, close_dead_runs, experiment_id
 
     # One process migrates a fresh store and makes the experiment, before any request comes.
-    experiment_id(client_for(settings.tracking_uri), settings.experiment)
+    client = client_for(settings.tracking_uri)
+    experiment = experiment_id(client, settings.experiment)
+    close_dead_runs(client, experiment)
     artifacts = settings.artifact_root or (settings.work / "mlartifacts").as_uri()
     os.environ[constants.BACKEND_STORE_URI_ENV_VAR] = settings.tracking_uri
     os.environ[constants.REGISTRY_STORE_URI_ENV_VAR] = settings.tracking_uri
@@ -58,7 +61,10 @@ def main(port: int) -> None:
     from mlflow.server.fastapi_app import app
 
     open_on_training_runs(app)
+    # uvicorn sends itself the signal again when it has ended; there is something left to do then.
+    signal.signal(signal.SIGTERM, lambda *_: None)
     uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning")
+    close_dead_runs(client, experiment)
 
 
 if __name__ == "__main__":
