@@ -113,7 +113,7 @@ class TaskSetSettings(Config):
         default=64, ge=1, le=100_000, description="Examples that choose merge coefficients, per task"
     )
     test_examples: int = Field(
-        default=160, ge=2, le=100_000, description="Examples for the reported scores only, per task"
+        default=128, ge=2, le=100_000, description="Examples for the reported scores only, per task"
     )
     max_characters: int = Field(
         default=1_200,
