@@ -54,7 +54,8 @@ class StudySettings:
         steps: lengths of the sweep, in optimiser steps; the largest is "trained to the end".
         seeds: independent replicates: split, base, order of the data. label_noise: shares of flipped train
         labels.
-        methods: of `METHODS`. stoppers: settings of `MergeEarlyStopping` by name; the first is the one
+        methods: of `METHODS`. stopping_methods: those in which the stopping rules are compared. stoppers:
+        settings of `MergeEarlyStopping` by name; the first is the one
         judged.
         drop_fractions: shares of hardest examples to leave out in the control that retrains without them.
         drop_steps: length of those runs. select_budget: merges of the checkpoint selection; 0 leaves it out.
@@ -66,6 +67,7 @@ class StudySettings:
     label_noise: Sequence[float] = (0.0, 0.2)
     tasks: Sequence[str] = tuple(SHIFTS)
     methods: Sequence[str] = ("average", "task_arithmetic", "ties", "ties_lambda_1", "dare")
+    stopping_methods: Sequence[str] = ("task_arithmetic", "ties", "ties_lambda_1")
     stoppers: dict[str, dict[str, Any]] = field(default_factory=lambda: dict(STOPPERS))
     sizes: Sizes = field(default_factory=Sizes)
     base_steps: int = 1000
@@ -82,12 +84,18 @@ class StudySettings:
         unknown = [m for m in self.methods if m not in METHODS]
         if unknown or not self.methods:
             raise ConfigError(f"methods={list(self.methods)} must be some of {', '.join(METHODS)}")
+        if not self.stopping_rules:
+            raise ConfigError(f"stopping_methods={list(self.stopping_methods)} must share one with methods")
         if not self.seeds or not self.steps or not self.label_noise or not self.stoppers:
             raise ConfigError("seeds, steps, label_noise and stoppers must not be empty")
 
     @property
     def rules(self) -> dict[str, MergeRule]:
         return {name: METHODS[name] for name in self.methods}
+
+    @property
+    def stopping_rules(self) -> dict[str, MergeRule]:
+        return {name: METHODS[name] for name in self.methods if name in self.stopping_methods}
 
 
 Frames = dict[str, pd.DataFrame]

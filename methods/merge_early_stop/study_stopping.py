@@ -93,7 +93,7 @@ def stopping_frame(
     for strategy, (source, keys, trained) in chosen.items():
         own = own_scores(source, keys, scorer.test)
         taus = [source.tau(key) for key in keys]
-        for method, rule in settings.rules.items():
+        for method, rule in settings.stopping_rules.items():
             rows.append(_row(strategy, method, taus, rule, scorer, seed, own, sum(trained.values()), longest))
         step_rows += [
             {
@@ -104,7 +104,7 @@ def stopping_frame(
             }
             for key in keys
         ]
-    for method, rule in settings.rules.items():
+    for method, rule in settings.stopping_rules.items():
         best = best_length(sweep, method)
         keys = constant(dict.fromkeys(bench.tasks, int(best["step"])))
         taus = [bank.tau(key) for key in keys]
