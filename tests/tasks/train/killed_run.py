@@ -1,4 +1,4 @@
-"""Trainings that are killed and done again, each in a process of its own; prints the digests of what they wrote.
+"""Trainings in processes of their own: killed and done again, or shared by two; prints what came of them.
 
 Usage: killed_run.py BASE TASK WORK. The processes are forked from one that has imported everything.
 """
@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import signal
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -80,7 +81,41 @@ POINTS = {"lora": ("", "3", "7", "saving", "writing"), "full": ("", "7")}
 
 
 def main(base: Path, task: Path, work: Path) -> None:
-    print(json.dumps({adapter: runs(base, task, work / adapter, adapter) for adapter in POINTS}))
+    found: dict[str, Any] = {adapter: runs(base, task, work / adapter, adapter) for adapter in POINTS}
+    found["processes"] = {count: shared(base, task, work / f"by-{count}", count) for count in (1, 2)}
+    print(json.dumps(found))
+
+
+def shared(base: Path, task: Path, out: Path, count: int) -> dict[str, Any]:
+    """The same training by `count` processes, as torchrun starts them."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    out.mkdir()
+    children = []
+    for rank in range(count):
+        child = os.fork()
+        if child == 0:
+            place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "MASTER_PORT": port}
+            if count > 1:
+                os.environ.update(
+                    {name: str(value) for name, value in place.items()}, MASTER_ADDR="127.0.0.1"
+                )
+            summary = module.finetune(
+                out,
+                settings=settings("lora").model_copy(
+                    update={"dropout": 0.0, "max_steps": 8, "learning_rate": 0.005}
+                ),
+                base=reference_to(base, "model"),
+                task=reference_to(task, "tasks"),
+                stopping="fixed",
+            )
+            if rank == 0:
+                (out.parent / f"{out.name}.json").write_text(json.dumps(summary))
+            os._exit(0)
+        children.append(child)
+    assert [os.waitpid(child, 0)[1] for child in children] == [0] * count
+    return json.loads((out.parent / f"{out.name}.json").read_text()) | {"files": sorted(os.listdir(out))}
 
 
 def runs(base: Path, task: Path, work: Path, adapter: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""SIGKILL at any moment of a training, and the run after it ends with the same bytes."""
+"""SIGKILL at any moment of a training, and the run after it ends with the same bytes; two processes share one."""
 
 import json
 import os
@@ -55,3 +55,10 @@ def test_it_goes_on_from_the_last_whole_checkpoint(
     runs: dict[str, Any], adapter: str, point: str, done: int
 ) -> None:
     assert runs[adapter][point]["steps_here"] == runs[adapter]["never"]["summary"]["steps"] - done
+
+
+def test_two_processes_train_what_one_does(runs: dict[str, Any]) -> None:
+    one, two = runs["processes"]["1"], runs["processes"]["2"]
+    assert one["files"] == two["files"]
+    assert one["steps"] == two["steps"] == 8
+    assert two["stop_score"] == pytest.approx(one["stop_score"], abs=2e-3)
