@@ -252,9 +252,9 @@ def test_each_epoch_sees_every_example_once() -> None:
 def test_sweep_has_a_row_for_each_step_method_and_seed(bench: Bench, bank: ExpertBank) -> None:
     grid = (0.2, 0.5, 1.0)
     rules = {m: MergeRule(Operator(m), grid) for m in ("task_arithmetic", "ties", "dare")}
-    sweep = length_sweep(bank, bench.tasks, steps=[4, 32, 64], methods=rules, seeds=(0, 1))
+    sweep = length_sweep(bank, bench.tasks, steps=[4, 32, 64], methods=rules, seeds=(0,))
     frame = sweep.to_frame()
-    assert len(frame) == 3 * 3 * 2
+    assert len(frame) == 3 * 3
     assert set(frame["lambda"]) <= set(grid)
     assert frame.notna().all().all()
     detail = sweep.per_task()
@@ -266,7 +266,7 @@ def test_sweep_has_a_row_for_each_step_method_and_seed(bench: Bench, bank: Exper
     for _, curve in frame.groupby(["method", "seed"]):
         peak = curve.sort_values("step").loc[lambda f: f["select"].idxmax()]
         assert peak["norm_matched"] == pytest.approx(peak["merged"])
-    again = length_sweep(bank, bench.tasks, steps=[4, 32, 64], methods=rules, seeds=(0, 1)).to_frame()
+    again = length_sweep(bank, bench.tasks, steps=[4, 32, 64], methods=rules, seeds=(0,)).to_frame()
     assert again.equals(frame)
 
 

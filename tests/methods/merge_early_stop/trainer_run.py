@@ -51,8 +51,8 @@ def train(out: Path, kill_at: int, lora: bool, restore: str, trainer_restores: b
     stopper = MergeEarlyStopping(warmup=3, every=2, patience=2, factor=0.5, max_reductions=2, restore=restore)
     callback = MergeEarlyStoppingCallback(stopper, score)
     args = TrainingArguments(
-        output_dir=str(out), max_steps=200, per_device_train_batch_size=8, learning_rate=0.2,
-        lr_scheduler_type="constant", save_strategy="steps", save_steps=5, save_total_limit=2, report_to=[],
+        output_dir=str(out), max_steps=200, per_device_train_batch_size=8, learning_rate=0.5,
+        lr_scheduler_type="constant", save_strategy="steps", save_steps=7, save_total_limit=2, report_to=[],
         disable_tqdm=True, use_cpu=True, seed=3, restore_callback_states_from_checkpoint=trainer_restores,
     )  # fmt: skip
     trainer = Trainer(
