@@ -10,6 +10,7 @@ from tasks.compress.config import CompressSettings
 from tasks.compress.steps import compress
 from tasks.config import Config
 from tasks.evaluate.config import EvaluateSettings
+from tasks.evaluate.items import MAIN_SCORE
 from tasks.evaluate.steps import evaluate
 from tasks.merge.config import MergeSettings
 from tasks.merge.steps import merge
@@ -216,7 +217,11 @@ def _log_candidate(ctx: RunContext, candidate: Candidate, result: StepResult, ta
     timings = {
         f"time/{name}": value for name, value in result.timings.items() if isinstance(value, int | float)
     }
-    log_metrics(ctx, run, {**result.summary["metrics"], **timings})
+    metrics = {**result.summary["metrics"], **timings}
+    # The first metric is the one that MLflow's compare page plots.
+    log_metrics(
+        ctx, run, dict(sorted(metrics.items(), key=lambda item: item[0] != f"test/mean/{MAIN_SCORE}"))
+    )
     log_input(ctx, run, "tasks", tasks, "evaluation")
     set_tags(
         ctx,

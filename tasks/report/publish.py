@@ -150,6 +150,10 @@ def publish(
         # The candidates' own runs hold their scores; here they would be hundreds of columns.
         if isinstance(value, int | float) and not name.startswith("candidates/")
     }
+    chosen = metrics.get("candidates", {}).get(best, {})
+    for name, value in chosen.items():
+        if name.startswith(("test/mean/", "text/", "size/")) and isinstance(value, int | float):
+            numbers[f"best/{name}"] = value
     log_metrics(ctx, ctx.parent_run_id, numbers)
     client.log_text(ctx.parent_run_id, markdown, "report.md")
     client.log_dict(ctx.parent_run_id, dict(metrics), "metrics.json")

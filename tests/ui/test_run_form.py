@@ -116,4 +116,5 @@ def test_from_the_form_to_the_compared_candidates(
     table = compared.locator("body")
     for name in ("base", "expert/merge_aware/toy0", "merge/ties", "candidate.method", "test/mean/score"):
         expect(table.get_by_text(name, exact=True).first).to_be_visible()
+    expect(compared.locator(".js-plotly-plot").first).to_be_visible()
     picture(compared, "mlflow-compare")
