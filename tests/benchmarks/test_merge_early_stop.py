@@ -77,7 +77,9 @@ def naive_ties(base: Path, experts: list[Path], out: Path, density: float = 0.2)
     keep = int(density * taus.shape[1])
     thresholds = taus.abs().kthvalue(taus.shape[1] - keep + 1, dim=1, keepdim=True).values
     taus = torch.where(taus.abs() >= thresholds, taus, 0.0)
-    sign = taus.sum(0, dtype=torch.float64).sign()  # in float32 sums near zero change sign with their order
+    # in float32, sums near zero would change sign with the order of the experts
+    sign = taus.sum(0, dtype=torch.float64).sign()
+    sign = torch.where(sign == 0, sign.sum().sign(), sign).float()
     agree = (taus * sign) > 0
     delta = (taus * agree).sum(0) / agree.sum(0).clamp(min=1)
     out.mkdir()
@@ -130,13 +132,15 @@ def test_eight_minilms_against_the_plain_way(
 
 
 MEASURE = """
-import json, resource, sys, torch
+import json, re, sys, torch
 torch.set_num_threads(1)
 from methods.merge_early_stop import merge
 base, out, method, *experts = sys.argv[1:]
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+def peak():  # ru_maxrss would begin with the parent's memory
+    return int(re.search(r"VmHWM:\\s*(\\d+)", open("/proc/self/status").read())[1])
+before = peak()
 merge(base, experts, method, out=out)
-print(json.dumps([before, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss]))
+print(json.dumps([before, peak()]))
 """
 
 
