@@ -119,16 +119,14 @@ def train_experts(
 def merge_experts(
     ctx: RunContext, settings: MergeSettings, base: Reference, experts: Sequence[Candidate], tasks: Reference
 ) -> list[Candidate]:
-    """Each method over the experts of each stopping rule."""
+    """Each method over the experts of the first stopping rule; the baseline methods over those of the others."""
     futures = []
-    for stopping in dict.fromkeys(expert.method for expert in experts):
+    for i, stopping in enumerate(dict.fromkeys(expert.method for expert in experts)):
         group = [expert for expert in experts if expert.method == stopping]
-        for method in settings.methods:
-            label = (
-                f"merge/{method}" if stopping in ("merge_aware", "given") else f"merge/{method}/{stopping}"
-            )
+        for method in settings.baseline_methods if i else settings.methods:
+            label = f"merge/{method}/{stopping}" if i else f"merge/{method}"
             inputs = {
-                "settings": only(MergeSettings, settings, methods=(method,)),
+                "settings": only(MergeSettings, settings, methods=(method,), baseline_methods=()),
                 "method": method,
                 "base": base,
                 "experts": [expert.reference for expert in group],

@@ -25,8 +25,12 @@ class MergeSettings(Config):
         min_length=1,
         description="Merge methods to try, each a merged model of its own",
     )
+    baseline_methods: tuple[MergeMethodName, ...] = Field(
+        default=("task_arithmetic",),
+        description="Methods that also merge the experts of every further stopping rule, for comparison",
+    )
     coefficients: tuple[float, ...] = Field(
-        default=(0.3, 0.5, 0.7, 1.0),
+        default=(0.3, 0.5, 1.0),
         min_length=1,
         description="Factors of the merged vector to choose from, for every method but average",
     )

@@ -221,7 +221,9 @@ def _stopping_verdicts(candidates: Sequence[Candidate], items: Mapping[str, pd.D
     pairs = [
         (by_name[name.removesuffix("/own_optimum")], by_name[name])
         for name in by_name
-        if name.endswith("/own_optimum") and name.removesuffix("/own_optimum") in by_name
+        if name.startswith("merge/")
+        and name.endswith("/own_optimum")
+        and name.removesuffix("/own_optimum") in by_name
     ]
     if not pairs:
         return []

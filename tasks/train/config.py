@@ -37,7 +37,7 @@ class FinetuneSettings(Config):
     batch_size: int = Field(
         default=8, ge=1, le=4_096, description="Examples an optimiser step, over all devices together"
     )
-    max_steps: int = Field(default=48, ge=1, le=1_000_000, description="Most optimiser steps")
+    max_steps: int = Field(default=40, ge=1, le=1_000_000, description="Most optimiser steps")
     schedule: Literal["constant", "linear", "cosine"] = Field(
         default="constant",
         description="Learning rate after warm-up for own_optimum and fixed; merge_aware is constant until plateaus",
@@ -57,13 +57,13 @@ class FinetuneSettings(Config):
         default=5, ge=1, le=10_000, description="Optimiser steps between looks at the stop part"
     )
     stop_patience: int = Field(
-        default=2, ge=1, le=1_000, description="Looks without improvement that make a plateau"
+        default=1, ge=1, le=1_000, description="Looks without improvement that make a plateau"
     )
     stop_factor: float = Field(
         default=0.5, gt=0, lt=1, description="Factor of the learning rate at each plateau"
     )
     stop_reductions: int = Field(
-        default=1,
+        default=0,
         ge=0,
         le=100,
         description="Plateaus that reduce the rate; the next one stops. 0 stops at the first",
