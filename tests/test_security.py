@@ -1,4 +1,4 @@
-"""Safe by default: nothing from outside is unpickled, no code from a model folder is run, no path of this machine leaks."""
+"""Safe by default: nothing from outside is unpickled, no code of a model is run, no path of this machine leaks."""
 
 import ast
 import json
