@@ -16,7 +16,9 @@ def test_importing_a_method_is_light(method: str) -> None:
         f"import sys, methods.{method} as m\n"
         "print([n for n in ('prefect', 'mlflow', 'dvc', 'transformers', 'datasets') if n in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT
+    )
     assert done.stdout.strip() == "[]"
 
 
@@ -35,7 +37,9 @@ def test_no_heavy_module_at_the_start_of_the_command_line() -> None:
         "heavy = ('prefect', 'mlflow', 'dvc', 'torch', 'transformers', 'datasets', 'pandas', 'matplotlib')\n"
         "print([n for n in heavy if n in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT
+    )
     assert done.stdout.strip() == "[]"
 
 
@@ -47,5 +51,7 @@ def test_settings_models_are_light() -> None:
         "heavy = ('prefect', 'mlflow', 'dvc', 'torch', 'transformers', 'datasets')\n"
         "print([n for n in heavy if n in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT
+    )
     assert done.stdout.strip() == "[]"

@@ -17,7 +17,9 @@ def sentences(count: int = 400, seed: int = 0) -> list[str]:
     ]
 
 
-def tiny_llama(folder: Path, *, seed: int = 0, hidden: int = 32, layers: int = 2, vocabulary: int = 200) -> Path:
+def tiny_llama(
+    folder: Path, *, seed: int = 0, hidden: int = 32, layers: int = 2, vocabulary: int = 200
+) -> Path:
     """Write a random Llama (about 30k parameters) with a byte-level BPE tokenizer; the same bytes for the same seed."""
     import torch
     from tokenizers import ByteLevelBPETokenizer
