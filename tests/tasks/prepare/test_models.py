@@ -51,7 +51,7 @@ def shard(model: Path) -> list[str]:
 
 
 def test_a_folder_keeps_its_numbers_and_gets_provenance(model: Path, tmp_path: Path) -> None:
-    summary = materialise_model(ModelSettings(source=str(model)), tmp_path / "out")
+    summary = materialise_model(ModelSettings(source=str(model), dtype="float32"), tmp_path / "out")
     before, after = load_file(model / "model.safetensors"), load_file(tmp_path / "out" / "model.safetensors")
     assert before.keys() == after.keys()
     assert all(torch.equal(before[key], after[key]) for key in before)
@@ -83,7 +83,7 @@ def test_shards_stay_shards_and_load_as_one_model(model: Path, tmp_path: Path) -
 
     whole = AutoModelForCausalLM.from_pretrained(model).state_dict()
     names = shard(model)
-    materialise_model(ModelSettings(source=str(model)), tmp_path / "out")
+    materialise_model(ModelSettings(source=str(model), dtype="float32"), tmp_path / "out")
     assert weight_files(tmp_path / "out") == names
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out").state_dict()
     assert all(torch.equal(whole[key], loaded[key]) for key in whole)
