@@ -1,6 +1,5 @@
 """Where a flow's tasks run: threads, a Dask cluster or a Ray cluster, by SEEDLOOM_TASK_RUNNER."""
 
-import logging
 from typing import Any
 
 from methods.common.errors import ConfigError
@@ -25,15 +24,9 @@ def task_runner() -> Any:
             address = settings().dask_address
             if address:
                 return DaskTaskRunner(address=address)
-            return DaskTaskRunner(
-                cluster_kwargs={
-                    "n_workers": workers,
-                    "threads_per_worker": 1,
-                    "host": "127.0.0.1",
-                    "dashboard_address": "127.0.0.1:0",
-                    "silence_logs": logging.ERROR,
-                }
-            )
+            from flows.local_dask import local_dask
+
+            return local_dask(workers)
         from prefect_ray import RayTaskRunner
 
         return RayTaskRunner(init_kwargs={"num_cpus": workers})
