@@ -88,23 +88,28 @@ def _title(noise: float) -> str:
 
 
 def plot_sweep(sweep: pd.DataFrame) -> Figure:
-    """Own and merged accuracy over the training length."""
+    """Own accuracy (above) and merged accuracy (below, on its own scale) over the training length."""
     noises = _noises(sweep)
-    figure = Figure(figsize=(5.5 * len(noises), 4.5), layout="constrained")
-    panels = figure.subplots(1, len(noises), sharey=True, squeeze=False)[0]
-    for axes, noise in zip(panels, noises, strict=True):
+    figure = Figure(figsize=(5.5 * len(noises), 7.5), layout="constrained")
+    grid = figure.subplots(2, len(noises), sharey="row", sharex=True, squeeze=False)
+    for column, noise in enumerate(noises):
+        own, merged = grid[0][column], grid[1][column]
         part = sweep[sweep.noise == noise]
         first = part[part.method == part.method.iloc[0]]
-        _band(axes, first, "own", "experts on their own task", "black")
+        _band(own, first, "own", "experts on their own task", "black")
         for i, (method, curve) in enumerate(part.groupby("method", sort=False)):
-            _band(axes, curve, "merged", f"merged, {method}", f"C{i}")
-        axes.axhline(100 * first.zero_shot.mean(), color="grey", linestyle=":", label="base model")
-        axes.set_xscale("log", base=2)
-        axes.set_xlabel("optimiser steps of every expert")
-        axes.set_title(_title(noise))
-        axes.grid(alpha=0.3)
-    panels[0].set_ylabel("mean accuracy over 8 tasks (%), mean and range over seeds")
-    panels[-1].legend(frameon=False, fontsize=8)
+            _band(merged, curve, "merged", str(method), f"C{i}")
+        for axes in (own, merged):
+            axes.axhline(100 * first.zero_shot.mean(), color="grey", linestyle=":", label="base model")
+            axes.grid(alpha=0.3)
+        merged.set_xscale("log", base=2)
+        merged.set_xlabel("optimiser steps of every expert")
+        own.set_title(_title(noise))
+    grid[0][0].set_ylabel("experts, own task (%)")
+    grid[1][0].set_ylabel("merged, mean of 8 tasks (%)")
+    for axes in grid[:, -1]:
+        axes.legend(frameon=False, fontsize=8)
+    figure.suptitle("Accuracy over training length: mean and range over seeds")
     return figure
 
 
@@ -184,7 +189,7 @@ def plot_forgetting(forgetting: pd.DataFrame) -> Figure:
         axes.set_xlabel("tenth of the training examples by EL2N difficulty (10 = hardest)")
         axes.set_title(_title(noise))
         axes.grid(alpha=0.3)
-    panels[0].set_ylabel("memorised examples forgotten by the merge (%), ± std")
+    panels[0].set_ylabel("memorised, then forgotten by the merge (%)")
     panels[0].legend(frameon=False, fontsize=8)
     return figure
 
