@@ -149,7 +149,7 @@ def plot_quality(frontier: pd.DataFrame) -> Figure:
     labels = [f"{row.candidate}  ({row.nominal_mb:.0f} MB)" for row in ordered.itertuples()]
     axes.set_yticks(ordered.index, labels)
     axes.set_xlabel("mean accuracy over tasks, test part (%), 95 % interval")
-    axes.set_title("Quality and size of every candidate (point area: nominal size, zeros not counted)")
+    axes.set_title("Every candidate; point area and MB: size without zeros")
     axes.legend(loc="lower right", frameon=False)
     axes.grid(axis="x", alpha=0.3)
     return figure
