@@ -38,6 +38,7 @@ def prune_model(
 
     from methods.common.dtype import fast_dtype
     from methods.pruning_representations import magnitude, sample_sequences, wanda
+    from tasks.one_model import one_model_at_a_time
     from tasks.quiet import quiet_progress
 
     started = time.perf_counter()
@@ -54,7 +55,7 @@ def prune_model(
             seed=seed,
         )
         facts["calibration_sequences_used"] = len(tokens)
-    with quiet_progress():
+    with one_model_at_a_time, quiet_progress():
         loaded = AutoModelForCausalLM.from_pretrained(
             str(model), dtype="auto", use_safetensors=True, trust_remote_code=False, local_files_only=True
         )

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from methods.common.errors import DataError
+from tasks.one_model import one_model_at_a_time
 from tasks.prepare.models import (
     check_model_folder,
     iterate_tensors,
@@ -64,7 +65,7 @@ def load_candidate(model: Path, base: Path | None, dtype: Any) -> tuple[Any, Any
     check_candidate(model, base)
     adapter = is_adapter(model)
     full = base if adapter and base is not None else model
-    with quiet_progress():
+    with one_model_at_a_time, quiet_progress():
         loaded = AutoModelForCausalLM.from_pretrained(
             str(full), dtype=torch.float32 if adapter else dtype, use_safetensors=True, local_files_only=True
         )

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import threading
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from methods.common.errors import DataError
+from tasks.one_model import one_model_at_a_time
 from tasks.quiet import quiet_progress
-
-# Seeds and the default number format belong to the whole process: trainings and searches take turns.
-one_model_at_a_time = threading.RLock()
 
 
 def load_model(folder: Path, dtype: torch.dtype) -> Any:
