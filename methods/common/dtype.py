@@ -5,6 +5,12 @@ from __future__ import annotations
 import torch
 
 
+def compute_device() -> torch.device:
+    """The accelerator of this machine (a GPU), else its processor."""
+    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return torch.device("cpu") if found is None else found
+
+
 def fast_dtype(device: torch.device | str = "cpu") -> torch.dtype:
     """bfloat16 where the device has instructions for it (several times faster than float32 there), else float32.
 

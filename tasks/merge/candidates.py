@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from methods.common.dtype import resolve_dtype
+from methods.common.dtype import compute_device, resolve_dtype
 from methods.common.errors import ConfigError, NumericalError
 from methods.common.safetensors_stream import StreamWriter, read_header
 from methods.merge_early_stop.merge import copy_companions
@@ -22,9 +22,11 @@ from tasks.merge.config import MergeSettings
 from tasks.merge.experts import check_experts
 from tasks.merge.methods import MergeJob, MergeMethod, merge_method
 from tasks.merge.select import Selector, base_scores
+from tasks.one_model import one_model_at_a_time
 from tasks.prepare.models import check_model_folder
 from tasks.reference import Reference
-from tasks.train.loading import load_model, load_tokenizer, one_model_at_a_time, weights_digest
+from tasks.train.expert_folder import drop_records
+from tasks.train.loading import load_model, load_tokenizer, weights_digest
 
 RECORD = "merge.json"
 STAGING = ".merged"
@@ -42,7 +44,7 @@ def merge_candidate(
     """Merge the experts by one method into the model folder `out`.
 
     Args:
-        out: an empty folder, or what a killed run left.
+        out: an empty folder, or what a killed run left (its files are written over).
         settings: how to merge; its `methods` is not looked at.
         method: name of the method.
         base: folder of the base model.
@@ -64,13 +66,12 @@ def merge_candidate(
     work = merge_method(method)
     found = check_experts(folder, weights_digest(folder), experts)
     job = MergeJob(folder, found, tasks.expect("tasks", "data"), settings)
-    for left in out.iterdir():
-        shutil.rmtree(left) if left.is_dir() else left.unlink()
+    shutil.rmtree(out / STAGING, ignore_errors=True)
     tokenizer = load_tokenizer(folder)
     selector = Selector(job.tasks, tokenizer, settings)
 
     with one_model_at_a_time:
-        dtype = resolve_dtype(settings.dtype)
+        dtype = resolve_dtype(settings.dtype, compute_device())
         vector = work.vector(job, dtype) if isinstance(work, BuiltIn) else _checked(work, job, method)
         ready = time.perf_counter()
         rows = _search(job, vector, work.tuned, selector, dtype, (base.digest, tasks.digest))
@@ -83,6 +84,7 @@ def merge_candidate(
         work.write(job, best["coefficient"], out / STAGING, save)
     else:
         write_vector(folder, vector, best["coefficient"], out / STAGING, save)
+    drop_records(out / STAGING)
     for path in sorted((out / STAGING).iterdir()):
         path.replace(out / path.name)
     (out / STAGING).rmdir()
@@ -112,9 +114,7 @@ def _search(
     digests: tuple[str, ...],
 ) -> list[dict[str, Any]]:
     """A row a coefficient, the base first."""
-    model = load_model(job.base, dtype)
-    if torch.accelerator.is_available():
-        model.to(torch.accelerator.current_accelerator())
+    model = load_model(job.base, dtype).to(compute_device())
     settings = job.settings
     limits = (settings.objective, settings.select_examples, settings.max_length, settings.batch_tokens, dtype)
     unchanged = base_scores((*digests, *map(str, limits)), selector, model)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from safetensors.torch import save_file
 from methods.common.safetensors_stream import StreamWriter, folder_tensors, read_header
 from methods.merge_early_stop.merge import copy_companions
 
-CARD = "README.md"
+RECORDS = ("expert.json", "stop.json", "merge.json", "merge_info.json", "compression.json")
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
@@ -23,15 +22,10 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     part.replace(path)
 
 
-def clear_expert(out: Path) -> None:
-    """Remove what a killed attempt wrote beside its checkpoints."""
-    for path in out.iterdir():
-        if path.name.startswith("."):
-            continue
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
+def drop_records(folder: Path) -> None:
+    """Remove what says how the base was made: it is no record of what was made from the base."""
+    for name in RECORDS:
+        (folder / name).unlink(missing_ok=True)
 
 
 def write_adapter(model: Any, out: Path) -> None:
@@ -61,6 +55,7 @@ def write_full_model(model: Any, base: Path, out: Path) -> None:
             for name, info in held.items():
                 writer.write(name, live[name].detach().cpu().to(info.dtype))
     copy_companions(base, out)
+    drop_records(out)
 
 
 def _public_name(name: str | None) -> str | None:

@@ -38,13 +38,14 @@ from transformers import (
 )
 
 from methods.common.choice_scoring import ChoiceScorer, encode_rows
-from methods.common.dtype import resolve_dtype
+from methods.common.dtype import compute_device, resolve_dtype
 from methods.common.errors import ConfigError, NumericalError
 from methods.merge_early_stop import (
     MergeEarlyStopping,
     MergeEarlyStoppingCallback,
     latest_resumable_checkpoint,
 )
+from tasks.one_model import one_model_at_a_time
 from tasks.prepare.models import check_model_folder
 from tasks.quiet import quiet_logs
 from tasks.reference import Reference
@@ -57,8 +58,8 @@ from tasks.train.examples import (
     collate,
     training_examples,
 )
-from tasks.train.expert_folder import clear_expert, write_adapter, write_full_model, write_json
-from tasks.train.loading import load_model, load_split, load_tokenizer, one_model_at_a_time, weights_digest
+from tasks.train.expert_folder import write_adapter, write_full_model, write_json
+from tasks.train.loading import load_model, load_split, load_tokenizer, weights_digest
 from tasks.train.trace import Row, write_trace
 
 CHECKPOINTS = ".checkpoints"
@@ -83,7 +84,7 @@ def finetune(
     """Train the expert of one task into `out`: an adapter folder, or a model folder for `adapter="full"`.
 
     Args:
-        out: an empty folder, or what a killed run of the same settings left.
+        out: an empty folder, or what a killed run of the same settings left (its files are written over).
         settings: how to train; its `stoppings` is not looked at.
         base: the base model's folder.
         task: the folder of one task set; `train` and `stop` are read.
@@ -157,7 +158,6 @@ def finetune(
         ],
     }
     if trainer.is_world_process_zero():
-        clear_expert(out)
         if settings.adapter == "lora":
             write_adapter(trainer.model, out)
         else:
@@ -329,10 +329,10 @@ class _Curves(TrainerCallback):
 
 def _trainable_model(folder: Path, settings: FinetuneSettings, longest: int) -> tuple[Any, bool]:
     """The model to train on rows of up to `longest` tokens, and whether it computes in bfloat16."""
-    dtype = resolve_dtype(settings.dtype, _device())
+    dtype = resolve_dtype(settings.dtype, compute_device())
     full = settings.adapter == "full"
     model = load_model(folder, torch.float32 if full else dtype)
-    if _device() == "cpu" and longest <= EAGER_TOKENS:
+    if compute_device().type == "cpu" and longest <= EAGER_TOKENS:
         model.set_attn_implementation("eager")
     if full:
         return model, dtype == torch.bfloat16
@@ -346,11 +346,6 @@ def _trainable_model(folder: Path, settings: FinetuneSettings, longest: int) -> 
         task_type=TaskType.CAUSAL_LM,
     )
     return get_peft_model(model, config), dtype == torch.bfloat16
-
-
-def _device() -> str:
-    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    return "cpu" if found is None else found.type
 
 
 def _arguments(
@@ -370,7 +365,7 @@ def _arguments(
         lr_scheduler_type="constant" if stopping == "merge_aware" else settings.schedule,
         weight_decay=settings.weight_decay,
         bf16=mixed,
-        use_cpu=_device() == "cpu",
+        use_cpu=compute_device().type == "cpu",
         train_sampling_strategy="sequential",
         remove_unused_columns=False,
         dataloader_pin_memory=torch.cuda.is_available(),

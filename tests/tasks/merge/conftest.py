@@ -10,7 +10,16 @@ from tasks.train.finetune import finetune
 from tests.tiny_experts import taught_llama, toy_tasks
 
 SETTINGS = FinetuneSettings(
-    learning_rate=0.01, max_steps=30, warmup=2, stop_every=4, rank=4, dtype="float32", stop_examples=12
+    learning_rate=0.01,
+    batch_size=16,
+    max_steps=40,
+    warmup=2,
+    stop_every=4,
+    stop_patience=4,
+    stop_reductions=1,
+    stop_examples=24,
+    rank=4,
+    dtype="float32",
 )
 
 

@@ -1,6 +1,7 @@
 """One method on a group of experts: the search on the select parts and the folder that is written."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,19 @@ def test_the_same_again_after_a_kill(
     assert {p.name: p.read_bytes() for p in left.iterdir()} == {
         p.name: p.read_bytes() for p in merged[0].iterdir()
     }
+
+
+def test_other_files_stay_and_the_base_has_no_say_about_its_making(
+    base: Path, tasks: Path, experts: dict[str, Path], tmp_path: Path
+) -> None:
+    grown = shutil.copytree(base, tmp_path / "grown")
+    (grown / "expert.json").write_text("{}")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "notes.txt").write_text("mine")
+    settings = SETTINGS.model_copy(update={"coefficients": (1.0,)})
+    merge(tmp_path / "out", grown, experts.values(), tasks, "task_arithmetic", settings)
+    assert (tmp_path / "out" / "notes.txt").read_text() == "mine"
+    assert not (tmp_path / "out" / "expert.json").exists()
 
 
 @pytest.mark.parametrize("method", ["average", "ties", "dare"])

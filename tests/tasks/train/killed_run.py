@@ -25,6 +25,7 @@ def settings(adapter: str) -> FinetuneSettings:
         rank=4,
         dropout=0.1 if adapter == "lora" else 0.0,
         learning_rate=0.05,
+        batch_size=16,
         max_steps=40,
         warmup=2,
         stop_every=2,
