@@ -73,6 +73,16 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str
     settings.cache_clear()
 
 
+@pytest.fixture
+def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The MLflow UI's address, as `seedloom up` tells it to the flows."""
+    monkeypatch.setenv("SEEDLOOM_MLFLOW_URL", "http://127.0.0.1:5999")
+    settings.cache_clear()
+    yield "http://127.0.0.1:5999"
+    monkeypatch.delenv("SEEDLOOM_MLFLOW_URL")
+    settings.cache_clear()
+
+
 def add_candidates(ctx: RunContext) -> None:
     for name, score in (("base", 0.40), ("merge/ties", 0.44)):
         run = candidate_run(ctx, name)
@@ -80,16 +90,14 @@ def add_candidates(ctx: RunContext) -> None:
 
 
 def test_compare_shows_the_reports_table_and_marks_the_best(
-    compared: dict[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    compared: dict[str, str], address: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("SEEDLOOM_MLFLOW_URL", "http://127.0.0.1:5999")
-    settings.cache_clear()
     compare(["lifecycle"])
     out = capsys.readouterr().out
     assert "44.0 ± 3.2" in out
     best = next(line for line in out.splitlines() if "(best)" in line)
     assert best.startswith("merge/ties (best)")
-    assert "http://127.0.0.1:5999/#/compare-runs?runs=" in out
+    assert f"{address}/#/compare-runs?runs=" in out
 
 
 def test_compare_shows_scores_of_a_run_without_a_report(
