@@ -16,7 +16,7 @@ from rich.table import Table
 from flows.servers.state import running
 from methods.common.errors import ConfigError
 from tasks.settings import settings
-from tasks.tracking import PARENT_TAG, client_for, compare_page, ui_address
+from tasks.tracking import PARENT_TAG, by_stage, client_for, compare_page, ui_address
 
 RECENT = 5
 COLUMNS = 8
@@ -66,8 +66,8 @@ def flow_runs(client: MlflowClient, experiment: str) -> list[Run]:
 
 
 def children(client: MlflowClient, parent: Run) -> list[Run]:
-    """A flow run's candidates, oldest first."""
-    return list(
+    """A flow run's candidates, the base first."""
+    return by_stage(
         client.search_runs(
             [parent.info.experiment_id],
             f"tags.`{PARENT_TAG}` = '{parent.info.run_id}'",

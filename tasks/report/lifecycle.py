@@ -84,14 +84,19 @@ def _choose(candidates: Sequence[Candidate], means: Mapping[str, Interval]) -> t
     return best, f"Best candidate: `{best}`, by the test mean, so its score is slightly optimistic."
 
 
+def plus_minus(value: float, half: float) -> str:
+    """A value with its half interval, which a narrow table does not break over lines."""
+    return f"{value:.1f} ± {half:.1f}".replace(" ", "\N{NO-BREAK SPACE}")
+
+
 def _row(candidate: Candidate, result: StepResult, mean: Interval, best: bool) -> dict[str, object]:
     metrics = result.summary["metrics"]
     tasks = sorted({name.split("/")[1] for name in metrics if name.startswith("test/")} - {"mean"})
     row: dict[str, object] = {"candidate": f"**{candidate.name}**" if best else candidate.name}
     for task in tasks:
         value, error = metrics[f"test/{task}/{MAIN_SCORE}"], metrics[f"test/{task}/{MAIN_SCORE}_stderr"]
-        row[f"{task} %"] = f"{100 * value:.1f} ± {196 * error:.1f}"
-    row["mean %"] = f"{100 * mean.mean:.1f} ± {100 * mean.half:.1f}"
+        row[f"{task} %"] = plus_minus(100 * value, 196 * error)
+    row["mean %"] = plus_minus(100 * mean.mean, 100 * mean.half)
     if "test/mean/bits_per_byte" in metrics:
         row["answer bits/byte"] = f"{metrics['test/mean/bits_per_byte']:.3f}"
     if "text/bits_per_byte" in metrics:
