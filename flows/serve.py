@@ -139,7 +139,7 @@ class Servers:
         if not remote:
             self._start(
                 "MLflow",
-                [sys.executable, "-m", "flows.servers.mlflow_server", str(mlflow_port)],
+                [sys.executable, "-W", "ignore", "-m", "flows.servers.mlflow_server", str(mlflow_port)],
                 base,
                 lambda: answers(f"{self.mlflow}/health"),
                 stop_seconds=10,
@@ -294,15 +294,15 @@ def announce(servers: Servers, at_once: int, console: Console) -> None:
     names = list(found["served"])
     for name, reason in found["left_out"].items():
         console.print(f"[yellow]left out: {name}[/]: {reason}")
+    if not names:
+        raise ServerError(f"no flow can be loaded; see {servers.logs / 'flows.log'}, and run `seedloom doctor`")
     console.print()
     console.print(f"  Prefect  {servers.prefect}   run flows: {', '.join(names)}")
     console.print(f"  MLflow   {servers.mlflow}   compare their candidates")
     console.print(f"  logs     {servers.logs}")
     console.print()
-    first = "lifecycle" if "lifecycle" in found["served"] else names[0] if names else ""
-    if first:
-        url = f"{servers.prefect}/v2/deployments/deployment/{found['served'][first]}"
-        console.print(f"  Next: open {url}")
-        console.print("        and press Run > Custom run: the form holds every setting of the flow.")
+    first = "lifecycle" if "lifecycle" in names else names[0]
+    console.print(f"  Next: open {servers.prefect}/v2/deployments/deployment/{found['served'][first]}")
+    console.print("        and press Run > Custom run: the form holds every setting of the flow.")
     waiting = "one flow run" if at_once == 1 else f"{at_once} flow runs"
     console.print(f"        At most {waiting} at a time, others wait (--at-once). Ctrl-C ends everything.")
