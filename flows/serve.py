@@ -295,7 +295,9 @@ def announce(servers: Servers, at_once: int, console: Console) -> None:
     for name, reason in found["left_out"].items():
         console.print(f"[yellow]left out: {name}[/]: {reason}")
     if not names:
-        raise ServerError(f"no flow can be loaded; see {servers.logs / 'flows.log'}, and run `seedloom doctor`")
+        raise ServerError(
+            f"no flow can be loaded; see {servers.logs / 'flows.log'}, and run `seedloom doctor`"
+        )
     console.print()
     console.print(f"  Prefect  {servers.prefect}   run flows: {', '.join(names)}")
     console.print(f"  MLflow   {servers.mlflow}   compare their candidates")
