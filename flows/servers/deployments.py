@@ -1,17 +1,24 @@
-"""Serves every flow of the registry as a deployment: `python -m flows.servers.deployments READY_FILE AT_ONCE`."""
+"""Serves every flow of the registry as a deployment: `python -m flows.servers.deployments READY_FILE AT_ONCE`.
+
+The flows, with the libraries that they import, are loaded in a process that registers them and ends; the one that
+stays only starts flow runs, each in a process of its own.
+"""
 
 import asyncio
 import json
+import subprocess
 import sys
 import time
 import urllib.request
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 from flows.registry import FLOWS, FlowEntry
 from tasks.settings import configure_environment
 
-SECONDS_TO_WAIT = 600
+SECONDS_TO_WAIT = 900
+REGISTER = "register"
 
 
 def describe(entry: FlowEntry) -> str:
@@ -88,10 +95,8 @@ async def close_dead_runs(deployment_ids: list[Any]) -> int:
     return len(runs)
 
 
-def main(ready_file: Path, at_once: int) -> None:
-    ready_file.unlink(missing_ok=True)
-    configure_environment()
-    from prefect.runner import Runner
+def register(listing: Path) -> None:
+    """Make the deployments on the server and write their ids: {"served": {name: id}, "left_out": {name: reason}}."""
     from prefect.settings import get_current_settings
 
     deployments, left_out = [], {}
@@ -103,17 +108,47 @@ def main(ready_file: Path, at_once: int) -> None:
             left_out[entry.name] = f"{type(error).__name__}: {error}".splitlines()[0]
             print(f"left out: {entry.name}: {left_out[entry.name]}", flush=True)
     wait_for_server(str(get_current_settings().api.url))
-    runner = Runner(name="seedloom", limit=at_once)
-    ids = [runner.add_deployment(item) for item in deployments]
+    ids = [item.apply() for item in deployments]
     closed = asyncio.run(close_dead_runs(ids))
     if closed:
         print(f"{closed} run(s) of the former `seedloom up` marked as crashed", flush=True)
     served = {item.name: str(id_) for item, id_ in zip(deployments, ids, strict=True)}
-    temporary = ready_file.with_suffix(".tmp")
-    temporary.write_text(json.dumps({"served": served, "left_out": left_out}))
-    temporary.replace(ready_file)
+    listing.write_text(json.dumps({"served": served, "left_out": left_out}))
+
+
+def serve(listing: Path, ready_file: Path, at_once: int) -> None:
+    """Register the flows, say that they are ready, and start their runs until SIGTERM."""
+    registering = subprocess.Popen(
+        [sys.executable, "-m", "flows.servers.deployments", REGISTER, str(listing)]
+    )
+    from prefect.deployments.runner import RunnerDeployment
+    from prefect.runner import Runner
+
+    class Registered(RunnerDeployment):
+        """A deployment that the server already has."""
+
+        known: UUID
+
+        async def aapply(self, *_: Any, **__: Any) -> UUID:
+            return self.known
+
+    if status := registering.wait():
+        sys.exit(status)
+    runner = Runner(name="seedloom", limit=at_once)
+    for name, known in json.loads(listing.read_text())["served"].items():
+        runner.add_deployment(Registered(name=name, flow_name=name, known=UUID(known)))
+    listing.replace(ready_file)
     asyncio.run(runner.start())
 
 
+def main(arguments: list[str]) -> None:
+    configure_environment()
+    if arguments[0] == REGISTER:
+        register(Path(arguments[1]))
+    else:
+        ready_file = Path(arguments[0])
+        serve(ready_file.with_suffix(".partial"), ready_file, int(arguments[1]))
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(sys.argv[1:])
