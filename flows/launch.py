@@ -1,11 +1,13 @@
 """Run a flow from the command line: on a running Prefect server when there is one, else on a temporary one."""
 
+import contextlib
 import logging
 import os
 import sys
 import urllib.request
 from typing import Any
 
+import psutil
 import typer
 from rich.console import Console
 from rich.markdown import Markdown
@@ -34,11 +36,25 @@ def find_server() -> str | None:
         return None
 
 
+def end_orphan_servers() -> None:
+    """End the temporary servers that runs on this work folder left when they were killed."""
+    home = os.environ["PREFECT_HOME"]
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.ppid() != 1 or "prefect.server.api.server:create_app" not in process.cmdline():
+                continue
+            given = process.environ()
+            if given.get("PREFECT__SERVER_EPHEMERAL") == "1" and given.get("PREFECT_HOME") == home:
+                process.terminate()
+
+
 def run_flow(entry: FlowEntry, config: Config) -> Any:
     """Run to the end and print the report; a flow's failure is raised."""
     server = find_server()
     if server:
         os.environ["PREFECT_API_URL"] = server
+    else:
+        end_orphan_servers()
     if up := running(settings().work):
         os.environ.setdefault("SEEDLOOM_MLFLOW_URL", up.mlflow)
         settings.cache_clear()

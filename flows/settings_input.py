@@ -84,7 +84,11 @@ def config_from(
 def explain(error: ValidationError, flow: str) -> str:
     """One line a wrong value: the field, the value and what would be right."""
     lines = []
+    places = [item["loc"] for item in error.errors()]
     for item in error.errors():
+        # A list that lost its wrong item is then too short: the item is the mistake.
+        if any(place[: len(item["loc"])] == item["loc"] != place for place in places):
+            continue
         name = ".".join(str(part) for part in item["loc"]) or "settings"
         message = item["msg"].removeprefix("Value error, ")
         if item["type"] == "extra_forbidden":

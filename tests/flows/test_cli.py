@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
+import psutil
 import pytest
 
 from flows.compare import compare
@@ -133,3 +134,31 @@ def test_compare_names_the_newest_runs_when_one_is_not_known(compared: dict[str,
         ConfigError, match=f"'absent' is not known; the newest are evaluate {compared['running'][:8]}"
     ):
         compare(["absent"])
+
+
+def test_the_server_that_a_killed_run_left_is_ended(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from flows.launch import end_orphan_servers
+
+    script = (
+        "import subprocess, sys\n"
+        "given = {'PREFECT__SERVER_EPHEMERAL': '1', 'PREFECT_HOME': sys.argv[1]}\n"
+        "sleep = [sys.executable, '-c', 'import time; time.sleep(60)', 'prefect.server.api.server:create_app']\n"
+        "print(subprocess.Popen(sleep, env=given, stdout=subprocess.DEVNULL).pid)"
+    )
+    left = {}
+    for home in ("ours", "another's"):  # the middle process ends, so that init takes the sleeper over
+        done = subprocess.run(
+            [sys.executable, "-c", script, home], capture_output=True, text=True, check=True
+        )
+        left[home] = psutil.Process(int(done.stdout))
+    try:
+        if left["ours"].ppid() != 1:
+            pytest.skip("this system hands orphans to another process than 1")
+        monkeypatch.setenv("PREFECT_HOME", "ours")
+        end_orphan_servers()
+        assert psutil.wait_procs([left["ours"]], timeout=10)[1] == []
+        assert left["another's"].is_running()
+    finally:
+        for process in left.values():
+            if process.is_running():
+                process.kill()

@@ -31,7 +31,7 @@ class Demo(Config):
     """A demo flow."""
 
     group: Group = Field(Group(), description="group")
-    methods: tuple[Literal["ties", "dare"], ...] = Field(("ties",), description="methods")
+    methods: tuple[Literal["ties", "dare"], ...] = Field(("ties",), min_length=1, description="methods")
     recipes: tuple[Annotated[Magnitude | Wanda, Field(discriminator="kind")], ...] = Field(
         (Magnitude(),), description="recipes"
     )
