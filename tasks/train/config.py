@@ -57,7 +57,7 @@ class FinetuneSettings(Config):
         default=5, ge=1, le=10_000, description="Optimiser steps between looks at the stop part"
     )
     stop_patience: int = Field(
-        default=1, ge=1, le=1_000, description="Looks without improvement that make a plateau"
+        default=2, ge=1, le=1_000, description="Looks without improvement that make a plateau"
     )
     stop_factor: float = Field(
         default=0.5, gt=0, lt=1, description="Factor of the learning rate at each plateau"

@@ -143,7 +143,7 @@ def test_the_server_that_a_killed_run_left_is_ended(work: Path, monkeypatch: pyt
         "import subprocess, sys\n"
         "given = {'PREFECT__SERVER_EPHEMERAL': '1', 'PREFECT_HOME': sys.argv[1]}\n"
         "sleep = [sys.executable, '-c', 'import time; time.sleep(60)', 'prefect.server.api.server:create_app']\n"
-        "print(subprocess.Popen(sleep, env=given, stdout=subprocess.DEVNULL).pid)"
+        "print(subprocess.Popen(sleep, env=given, stdout=-3, stderr=-3).pid)"
     )
     left = {}
     for home in ("ours", "another's"):  # the middle process ends, so that init takes the sleeper over
