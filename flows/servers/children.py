@@ -17,13 +17,20 @@ for line in sys.stdin:
     if line.strip() == "done":
         sys.exit()
     groups.append(int(line))
-for number, pause in ((signal.SIGTERM, 5), (signal.SIGKILL, 0)):
+def send(number):
+    left = []
     for group in groups:
         try:
             os.killpg(group, number)
+            left.append(group)
         except OSError:
             pass
-    time.sleep(pause)
+    return left
+send(signal.SIGTERM)
+end = time.monotonic() + 5
+while send(0) and time.monotonic() < end:
+    time.sleep(0.1)
+send(signal.SIGKILL)
 """
 
 
