@@ -59,9 +59,22 @@ def run_flow(entry: FlowEntry, config: Config) -> Any:
         os.environ.setdefault("SEEDLOOM_MLFLOW_URL", up.mlflow)
         settings.cache_clear()
     show_progress()
-    report = entry.load_flow()(config)
+    flow = entry.load_flow()
+    quiet_runs()
+    report = flow(config)
     print_report(report)
     return report
+
+
+def quiet_runs() -> None:
+    """What fails in a run is raised and said once; Prefect's own lines about it go to the server alone."""
+    from prefect.logging.configuration import setup_logging
+
+    setup_logging()
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(
+            lambda record: not record.name.startswith(("prefect.flow_runs", "prefect.task_runs"))
+        )
 
 
 def show_progress() -> None:

@@ -21,11 +21,12 @@ from prefect.results import ResultStore
 from prefect.tasks import Task
 from pydantic import BaseModel
 
+from methods.common.errors import ConfigError, DataError, NumericalError
 from tasks.config import Config
 from tasks.reference import Kind, Reference
 from tasks.settings import settings
 from tasks.tracking import RunContext
-from tasks.workspace import Workspace
+from tasks.workspace import StorageError, Workspace
 
 logger = logging.getLogger("seedloom")
 
@@ -37,7 +38,19 @@ class _ThreadTimeoutNotice(logging.Filter):
         return "Timeouts in worker threads cannot interrupt" not in record.getMessage()
 
 
+class _ExpectedErrors(logging.Filter):
+    """A mistake in the inputs and a full disk are one line; where in the code they were noticed helps nobody."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, ConfigError | DataError | NumericalError | StorageError):
+            record.exc_info = None
+        return True
+
+
 logging.getLogger("prefect.task_runs").addFilter(_ThreadTimeoutNotice())
+for runs in ("prefect.task_runs", "prefect.flow_runs"):
+    logging.getLogger(runs).addFilter(_ExpectedErrors())
 
 Work = Callable[..., dict[str, Any]]
 KindOf = Kind | Callable[[dict[str, Any]], Kind]

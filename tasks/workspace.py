@@ -44,6 +44,11 @@ def storage_errors(root: Path) -> Iterator[None]:
         if isinstance(error, StorageError) or error.errno not in reasons:
             raise
         raise StorageError(reasons[error.errno].format(root=root)) from error
+    except Exception as error:
+        # Writers in other languages (safetensors) report a full disk by an error class of their own.
+        if os.strerror(errno.ENOSPC) not in str(error):
+            raise
+        raise StorageError(reasons[errno.ENOSPC].format(root=root)) from error
 
 
 class Workspace:
@@ -59,7 +64,12 @@ class Workspace:
             StorageError: not writable, or fewer than `needed_bytes` free.
         """
         with storage_errors(self.root):
-            self.root.mkdir(parents=True, exist_ok=True)
+            try:
+                self.root.mkdir(parents=True, exist_ok=True)
+            except (FileNotFoundError, NotADirectoryError, FileExistsError) as error:
+                raise StorageError(
+                    f"{self.root} cannot be made; set SEEDLOOM_WORK_DIR to another folder"
+                ) from error
             probe = self.root / f".write-probe-{os.getpid()}"
             probe.write_bytes(b"x")
             probe.unlink()

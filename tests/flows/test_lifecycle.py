@@ -214,3 +214,21 @@ def test_a_mistake_is_one_line_before_any_work(
     assert says in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
     assert not (tmp_path / "work" / "outputs").exists()
+
+
+def test_a_damaged_model_found_at_work_is_one_line(tmp_path: Path, server: str) -> None:
+    """NaN in the weights shows only when they are read; progress lines aside, one line says it."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    settings = tiny_settings(tmp_path / "inputs")
+    weights = tmp_path / "inputs" / "model" / "model.safetensors"
+    tensors = load_file(weights)
+    first = next(iter(tensors))
+    tensors[first][0] = torch.nan
+    save_file(tensors, weights, metadata={"format": "pt"})
+    done = lifecycle(tmp_path, settings, server)
+    assert done.returncode == 2
+    said = [line for line in done.stderr.splitlines() if "prepare " not in line]
+    assert len(said) == 1, done.stderr
+    assert first in said[0]

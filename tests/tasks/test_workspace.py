@@ -112,6 +112,19 @@ def test_storage_failures_become_one_line(tmp_path: Path, code: int, says: str) 
     assert "\n" not in str(caught.value)
 
 
+def test_a_full_disk_reported_by_another_class_is_the_same_line(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="no space is left"), storage_errors(tmp_path):
+        raise RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)")
+    with pytest.raises(RuntimeError, match="other"), storage_errors(tmp_path):
+        raise RuntimeError("other")
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="cannot be made"):
+        Workspace(tmp_path / "file" / "work").check()
+
+
 def test_other_failures_pass_through(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError), storage_errors(tmp_path):
         (tmp_path / "absent").read_text()
