@@ -243,7 +243,7 @@ def _stopping_verdicts(candidates: Sequence[Candidate], items: Mapping[str, pd.D
     return [
         Verdict(
             claim="merging experts stopped for merging is no worse than merging each expert's own optimum",
-            held=all(d.high > 0 for d in differences.values()),
+            held=all(d.high >= 0 for d in differences.values()),
             measured="; ".join(f"{name}: {d.points()}" for name, d in differences.items())
             + f"; training steps {steps['merge_aware']} against {steps['own_optimum']}",
         )
