@@ -1,0 +1,85 @@
+"""The numbers behind the report's verdicts: intervals against scipy, pairing, and the edge of each claim."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+from tasks.candidates import Candidate
+from tasks.reference import Reference
+from tasks.report.comparison import paired_difference, score, stratified_mean
+from tasks.report.lifecycle import verdicts
+
+
+def items(scores: dict[str, list[float]]) -> pd.DataFrame:
+    rows = [
+        {"task": task, "id": f"{task}{i}", "score": value}
+        for task, values in scores.items()
+        for i, value in enumerate(values)
+    ]
+    return pd.DataFrame(rows)
+
+
+def candidate(name: str, stage: str, method: str = "given", **more: object) -> Candidate:
+    reference = Reference(path=Path(name), digest=name, kind="model")
+    return Candidate.model_validate(
+        {"name": name, "stage": stage, "method": method, "reference": reference, **more}
+    )
+
+
+def test_one_task_is_the_usual_interval_of_a_mean() -> None:
+    values = np.random.default_rng(0).normal(size=200)
+    found = stratified_mean([values])
+    low, high = stats.norm.interval(0.95, loc=values.mean(), scale=stats.sem(values))
+    assert (found.mean, found.low, found.high) == pytest.approx((values.mean(), low, high))
+
+
+def test_each_task_weighs_the_same_however_many_items_it_has() -> None:
+    found = score(items({"a": [1.0] * 90, "b": [0.0] * 10}), "score")
+    assert found.mean == pytest.approx(0.5)
+
+
+def test_pairing_is_by_item_not_by_order() -> None:
+    one = items({"a": [1.0, 0.0, 1.0, 0.0]})
+    other = one.iloc[::-1].reset_index(drop=True)
+    found = paired_difference(one, other, "score")
+    assert (found.mean, found.low, found.high) == (0.0, 0.0, 0.0)
+
+
+def test_candidates_on_different_items_are_not_compared() -> None:
+    with pytest.raises(ValueError, match="different items"):
+        paired_difference(items({"a": [1.0, 0.0]}), items({"a": [1.0]}), "score")
+
+
+def test_a_merge_must_beat_the_base_beyond_its_interval() -> None:
+    base, merge = candidate("base", "base"), candidate("merge/ties", "merge", facts={"select_score": 0.1})
+    clear = {"base": items({"a": [0.0] * 50}), "merge/ties": items({"a": [1.0] * 49 + [0.0]})}
+    noise = {"base": items({"a": [0.0, 1.0] * 25}), "merge/ties": items({"a": [1.0, 0.0] * 24 + [1.0, 1.0]})}
+    assert [v.held for v in verdicts([base, merge], clear)] == [True]
+    assert [v.held for v in verdicts([base, merge], noise)] == [False]
+
+
+def test_equal_merges_are_no_worse_and_clearly_worse_ones_are() -> None:
+    ours, theirs = (
+        candidate("merge/ties", "merge", facts={"select_score": 0.1}),
+        candidate("merge/ties/own_optimum", "merge", facts={"select_score": 0.0}),
+    )
+    good, bad = items({"a": [1.0] * 49 + [0.0]}), items({"a": [0.0] * 50})
+    same = verdicts([ours, theirs], {ours.name: good, theirs.name: good})
+    worse = verdicts([ours, theirs], {ours.name: bad, theirs.name: good})
+    assert [v.held for v in same] == [True]
+    assert [v.held for v in worse] == [False]
+
+
+def test_an_expert_that_loses_on_its_task_fails_the_claim() -> None:
+    base = candidate("base", "base")
+    experts = [candidate(f"expert/merge_aware/{t}", "expert", "merge_aware", task=t) for t in ("a", "b")]
+    found = {
+        "base": items({"a": [0.0] * 9, "b": [1.0] * 9}),
+        experts[0].name: items({"a": [1.0] * 9, "b": [0.0] * 9}),
+        experts[1].name: items({"a": [1.0] * 9, "b": [0.0] * 9}),
+    }
+    assert [v.held for v in verdicts([base, *experts[:1]], found)] == [True]
+    assert [v.held for v in verdicts([base, *experts], found)] == [False]
