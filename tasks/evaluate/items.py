@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from methods.common.choice_scoring import shown_length
 from methods.common.errors import DataError, NumericalError
 
 MAIN_SCORE = "score"
@@ -46,7 +47,7 @@ def item_rows(
         if not np.isfinite(scores).all():
             raise NumericalError(f"task {task}: the log-likelihood of item {doc['id'][:12]} is not finite")
         gold = int(doc["gold"])
-        lengths = np.array([max(1, len(text)) for text in shown_choices(doc["choices"])])
+        lengths = np.array([shown_length(text) for text in doc["choices"]])
         size = len(doc["choices"][gold].encode("utf-8"))
         acc_norm = float(np.argmax(scores / lengths) == gold)
         many = len(scores) > 1
@@ -66,11 +67,6 @@ def item_rows(
             }
         )
     return pd.DataFrame(rows)
-
-
-def shown_choices(choices: Sequence[str]) -> list[str]:
-    """The answers without the one space that parts them from the prompt, as public tasks count their length."""
-    return [text[1:] if text.startswith(" ") else text for text in choices]
 
 
 def write_items(items: pd.DataFrame, out: Path) -> None:

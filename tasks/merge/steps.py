@@ -10,7 +10,7 @@ from tasks.reference import Reference
 from tasks.step import step
 
 
-@step("merge", kind="model", version="1", timeout_seconds=24 * 3600)
+@step("merge", kind="model", version="2", timeout_seconds=24 * 3600)
 def merge(
     out: Path,
     *,

@@ -23,7 +23,7 @@ def _kind(inputs: Mapping[str, Any]) -> Kind:
 @step(
     "finetune",
     kind=_kind,
-    version="1",
+    version="2",
     timeout_seconds=7 * 24 * 3600,
     tags=("training",),
     live=True,

@@ -13,9 +13,9 @@ from methods.common.choice_scoring import (
     Item,
     encode_item,
     encode_rows,
-    packing_agrees,
 )
 from methods.common.errors import DataError
+from methods.common.packed_scoring import is_packable
 from tests.tiny_models import tiny_llama
 
 ROWS = [
@@ -61,7 +61,7 @@ def test_equals_a_loop_over_tokens(folder: Path, attention: str, packed: bool | 
         expected = [slowly(model, item.context, tokens) for tokens in item.choices]
         assert values == pytest.approx(expected, abs=1e-4)
     if packed is None:
-        assert scorer.packed is True
+        assert is_packable(model)
 
 
 @torch.no_grad()
@@ -70,9 +70,37 @@ def test_tokens_are_those_of_the_whole_text(folder: Path) -> None:
     item = encode_item(tokenizer, "the rose is ", ["red"], 0, max_length=64)
     assert item.context + item.choices[0] == tokenizer("the rose is red")["input_ids"]
     assert item.context == tokenizer("the rose is")["input_ids"]
-    assert item.sizes == [3]
+    assert (item.sizes, item.lengths) == ([3], [3])
+    spaced = encode_item(tokenizer, "the rose is", [" rot", " grün"], 0, max_length=64)
+    assert (spaced.sizes, spaced.lengths) == ([4, 6], [3, 4])
     empty = encode_item(tokenizer, "", ["the leaf"], 0, max_length=64)
     assert empty.context == [tokenizer.bos_token_id]
+
+
+@torch.no_grad()
+def test_an_adapter_and_a_wrapper_are_looked_through(folder: Path) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    model, tokenizer = load(folder)
+    items = encode_rows(tokenizer, ROWS, max_length=64)
+    before = ChoiceScorer(items)(model).values
+    adapted = get_peft_model(
+        model, LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False)
+    ).eval()
+    wrapped = torch.nn.Module()
+    wrapped.module = adapted
+    assert is_packable(adapted) and is_packable(wrapped)
+    found = ChoiceScorer(items)(wrapped).values
+    assert found[0] != pytest.approx(before[0], abs=1e-3)
+    for item, values in zip(items, found, strict=True):
+        assert values == pytest.approx([slowly(adapted, item.context, t) for t in item.choices], abs=1e-4)
+
+
+def test_an_adapted_output_layer_is_not_packed(folder: Path) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    model, _ = load(folder)
+    assert not is_packable(get_peft_model(model, LoraConfig(r=2, target_modules=["lm_head"])))
 
 
 @torch.no_grad()
@@ -103,8 +131,8 @@ def test_a_sliding_window_takes_the_plain_layout() -> None:
     with torch.no_grad():
         for weight in model.parameters():
             weight.mul_(30 if weight.dim() == 2 else 1)
-    items = [Item(list(range(1, 11)), [[11, 12, 13], [14, 15, 16, 17], [18]], [3, 4, 1], 0)]
-    assert not packing_agrees(model, items)
+    items = [Item(list(range(1, 11)), [[11, 12, 13], [14, 15, 16, 17], [18]], [3, 4, 1], [3, 4, 1], 0)]
+    assert not is_packable(model)
     scorer = ChoiceScorer(items)
     expected = [slowly(model, items[0].context, tokens) for tokens in items[0].choices]
     assert scorer(model).values[0] == pytest.approx(expected, abs=1e-3)
@@ -115,7 +143,7 @@ def test_a_sliding_window_takes_the_plain_layout() -> None:
 
 
 def test_figures_by_hand() -> None:
-    items = [Item([1], [[2], [3]], [1, 4], 0), Item([1], [[2], [3], [4], [5]], [2, 2, 2, 2], 3)]
+    items = [Item([1], [[2], [3]], [1, 4], [1, 4], 0), Item([1], [[2], [3], [4], [5]], [2] * 4, [2] * 4, 3)]
     scores = ChoiceScores(items, [[-1.0, -2.0], [-4.0, -3.0, -2.5, -2.0]])
     assert scores.gold_bits_per_byte == pytest.approx((1.0 + 2.0) / math.log(2) / (1 + 2))
     assert scores.accuracy == 1.0

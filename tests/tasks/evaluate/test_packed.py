@@ -21,7 +21,8 @@ from transformers import (
 )
 
 from methods.common.errors import DataError
-from tasks.evaluate.packed import PACKABLE, PackedLM, group_requests
+from methods.common.packed_scoring import PACKABLE, group_requests
+from tasks.evaluate.packed import PackedLM
 from tasks.quiet import quiet_logs
 from tests.tasks.evaluate.oracle import loglikelihood, token_loglikelihood
 
