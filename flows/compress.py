@@ -9,13 +9,14 @@ from flows.stages import best_on_select, compress_model, existing, given_candida
 from flows.steps_config import CompressConfig
 from flows.task_runner import task_runner
 from tasks.candidates import check_output, save_candidates
+from tasks.compress.compress import check_compression
 from tasks.report.publish import Report, publish, report_folder
 from tasks.report.summaries import candidates_table
 
 
 def check(config: CompressConfig) -> None:
-    """Refuse missing inputs and an output folder that holds other files."""
-    given_candidates((config.model,))
+    """Refuse missing inputs, a model that a recipe cannot take, and an output folder that holds other files."""
+    check_compression(config.recipes, best_on_select(given_candidates((config.model,))).reference.path)
     existing("text", config.text)
     check_output(Path(config.output))
 

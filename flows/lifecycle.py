@@ -15,6 +15,7 @@ from flows.stages import (
 )
 from flows.task_runner import task_runner
 from tasks.candidates import Candidate
+from tasks.compress.compress import check_compression
 from tasks.prepare.steps import check_sources
 from tasks.report.publish import Report
 
@@ -34,6 +35,7 @@ def lifecycle(config: LifecycleConfig = LifecycleConfig()) -> Report:
     with open_run("lifecycle", config) as ctx:
         prepared = prepare_inputs(ctx, config.prepare)
         base, tasks = prepared.model, prepared.tasks
+        check_compression(config.compress.recipes, base.path)  # before hours of training
         experts = train_experts(ctx, config.finetune, base, tasks)
         merges = merge_experts(ctx, config.merge, base, experts, tasks)
         compressed = compress_model(ctx, config.compress, best_on_select(merges), prepared.calibration)

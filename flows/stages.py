@@ -4,8 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
+from flows.task_runner import start
 from methods.common.errors import DataError
 from tasks.candidates import Candidate, load_candidates
+from tasks.compress.compress import check_compression
 from tasks.compress.config import CompressSettings
 from tasks.compress.steps import compress
 from tasks.config import Config
@@ -13,6 +15,7 @@ from tasks.evaluate.config import EvaluateSettings
 from tasks.evaluate.items import MAIN_SCORE
 from tasks.evaluate.steps import evaluate
 from tasks.merge.config import MergeSettings
+from tasks.merge.experts import resolve_expert
 from tasks.merge.steps import merge
 from tasks.prepare.config import PrepareSettings
 from tasks.prepare.steps import prepare_model, prepare_tasks, prepare_text, source_fingerprint
@@ -58,7 +61,8 @@ class Prepared(Config):
 
 def prepare_inputs(ctx: RunContext, settings: PrepareSettings) -> Prepared:
     """Store the model, build task sets and text, side by side."""
-    model = prepare_model.submit(
+    model = start(
+        prepare_model,
         ctx,
         "prepare model",
         {
@@ -67,12 +71,14 @@ def prepare_inputs(ctx: RunContext, settings: PrepareSettings) -> Prepared:
         },
     )
     sources = [task.source for task in settings.tasks.own] + ["bundled:"] * bool(settings.tasks.bundled)
-    tasks = prepare_tasks.submit(
+    tasks = start(
+        prepare_tasks,
         ctx,
         "prepare tasks",
         {"settings": settings.tasks, "fingerprints": [source_fingerprint(source) for source in sources]},
     )
-    text = prepare_text.submit(
+    text = start(
+        prepare_text,
         ctx,
         "prepare text",
         {"settings": settings.text, "fingerprint": source_fingerprint(settings.text.source)},
@@ -104,8 +110,8 @@ def train_experts(
             futures[label] = (
                 stopping,
                 name,
-                finetune.submit(
-                    ctx, label, {"settings": own, "base": base, "task": task, "stopping": stopping}
+                start(
+                    finetune, ctx, label, {"settings": own, "base": base, "task": task, "stopping": stopping}
                 ),
             )
     experts = []
@@ -132,7 +138,7 @@ def merge_experts(
                 "experts": [expert.reference for expert in group],
                 "tasks": tasks,
             }
-            futures.append((label, method, group, merge.submit(ctx, label, inputs)))
+            futures.append((label, method, group, start(merge, ctx, label, inputs)))
     return [
         _candidate(label, "merge", method, future.result(), parents=tuple(e.name for e in group))
         for label, method, group, future in futures
@@ -148,11 +154,14 @@ def compress_model(
     ctx: RunContext, settings: CompressSettings, model: Candidate, text: Reference
 ) -> list[Candidate]:
     """Each recipe on one model."""
+    check_compression(settings.recipes, model.reference.path)
     futures = []
     for recipe in settings.recipes:
         label = f"compressed/{recipe.label}"
-        inputs = {"recipe": recipe, "model": model.reference, "calibration": text}
-        futures.append((label, recipe.label, compress.submit(ctx, label, inputs)))
+        # A recipe that reads no text is not done again when the text changes.
+        calibration = text if recipe.uses_calibration else None
+        inputs = {"recipe": recipe, "model": model.reference, "calibration": calibration}
+        futures.append((label, recipe.label, start(compress, ctx, label, inputs)))
     return [
         _candidate(label, "compressed", recipe, future.result(), parents=(model.name,))
         for label, recipe, future in futures
@@ -178,7 +187,7 @@ def evaluate_candidates(
             "tasks": tasks,
             "text": text,
         }
-        futures[candidate.name] = evaluate.submit(ctx, f"evaluate {candidate.name}", inputs)
+        futures[candidate.name] = start(evaluate, ctx, f"evaluate {candidate.name}", inputs)
     results = {name: future.result() for name, future in futures.items()}
     for candidate in candidates:
         _log_candidate(ctx, candidate, results[candidate.name], tasks)
@@ -252,17 +261,17 @@ def existing(kind: str, path: str) -> Reference:
         raise DataError(f"{kind}: {error}") from error
 
 
-def given_candidates(folders: Sequence[str], base: Reference | None = None) -> list[Candidate]:
-    """The models below the folders that the user named.
+def given_candidates(sources: Sequence[str], base: Reference | None = None) -> list[Candidate]:
+    """The models that the user named.
 
     Args:
-        folders: each a model, an adapter, or what another flow wrote.
+        sources: each the folder of a model, of an adapter, or what another flow wrote; or a hub id of an expert.
         base: the model that is called `base`, as in the lifecycle, whatever its folder is called.
 
     Raises:
-        DataError: a folder holds no model, or two models have the same name.
+        DataError: a folder holds no model, the hub does not give one, or two models have the same name.
     """
-    found = [candidate for folder in folders for candidate in load_candidates(Path(folder).expanduser())]
+    found = [candidate for source in sources for candidate in _candidates_at(source)]
     if base is not None:
         found = [
             c.model_copy(update={"name": "base"})
@@ -275,6 +284,17 @@ def given_candidates(folders: Sequence[str], base: Reference | None = None) -> l
     if twice:
         raise DataError(f"two models are called {twice[0]!r}; rename one folder")
     return found
+
+
+def _candidates_at(source: str) -> list[Candidate]:
+    path = Path(source).expanduser()
+    if path.exists():
+        return load_candidates(path)
+    # A hub cache folder is called after its commit: the id names the model.
+    return [
+        c.model_copy(update={"name": source.rsplit("/", 1)[-1]})
+        for c in load_candidates(resolve_expert(source).path)
+    ]
 
 
 def publish_comparison(

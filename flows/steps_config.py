@@ -59,7 +59,7 @@ class MergeConfig(MergeSettings):
     experts: tuple[str, ...] = Field(
         ("experts",),
         min_length=1,
-        description="Folders of experts: adapters, full models, or what the finetune flow wrote",
+        description="Experts: folders of adapters or full models, what the finetune flow wrote, or hub ids",
         json_schema_extra={"position": 1},
     )
     tasks: str = Field(
@@ -105,7 +105,7 @@ class EvaluateConfig(EvaluateSettings):
     models: tuple[str, ...] = Field(
         ("prepared/model", "experts", "merged", "compressed"),
         min_length=1,
-        description="Folders of models, adapters, or what the other flows wrote",
+        description="Folders of models, adapters, or what the other flows wrote; or hub ids",
         json_schema_extra={"position": 0},
     )
     base: str = Field(

@@ -5,6 +5,7 @@ from prefect import flow
 from flows.pipeline import open_run
 from flows.stages import only
 from flows.studies.merge_early_stop_config import MergeEarlyStopConfig
+from flows.task_runner import start
 from tasks.reference import reference_to
 from tasks.report.merge_early_stop import (
     figures,
@@ -36,7 +37,7 @@ def merge_early_stop(config: MergeEarlyStopConfig = MergeEarlyStopConfig()) -> R
         log_input(ctx, ctx.parent_run_id, "digits", images, "training")
         # Where the images lie is no part of the work's identity; their content is.
         own = only(MergeEarlyStopStudy, config, data="given")
-        done = study.submit(ctx, "study merge_early_stop", {"settings": own, "images": images}).result()
+        done = start(study, ctx, "study merge_early_stop", {"settings": own, "images": images}).result()
         frames = read_frames(done.path, done.timings["costs"])
         log_candidates(ctx, frames)
         metrics, verdicts = metrics_and_verdicts(frames)

@@ -54,8 +54,8 @@ def unwrapped(model: nn.Module) -> Any:
 
 def is_packable(model: nn.Module) -> bool:
     """Whether the model's layers see everything before a token and nothing else, so that packing changes nothing."""
-    model = unwrapped(model)
-    config: Any = getattr(model, "config", None)
+    inner = unwrapped(model)
+    config = getattr(inner, "config", None)
     if getattr(config, "model_type", None) not in PACKABLE:
         return False
     kinds = getattr(config, "layer_types", None) or ["full_attention"]
@@ -65,7 +65,7 @@ def is_packable(model: nn.Module) -> bool:
         and not slides
         and getattr(config, "_attn_implementation", "sdpa") in ("sdpa", "eager")
         # An adapted output layer is more than its weight.
-        and type(model.get_output_embeddings()) is nn.Linear
+        and type(inner.get_output_embeddings()) is nn.Linear
     )
 
 

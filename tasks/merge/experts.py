@@ -28,7 +28,7 @@ def resolve_expert(source: str) -> Reference:
     path = Path(source).expanduser()
     if not path.exists():
         if source.count("/") != 1 or source.startswith((".", "/", "~")):
-            raise DataError(f"experts: {source} does not exist; give a folder or a hub id like owner/name")
+            raise DataError(f"{source} does not exist; give a folder or a hub id like owner/name")
         path = _from_hub(source)
     return reference_to(path, expert_kind(path))
 
@@ -113,7 +113,7 @@ def _from_hub(source: str) -> Path:
         return Path(snapshot_download(source, allow_patterns=list(HUB_FILES)))
     except Exception as error:
         raise DataError(
-            f"experts: {source} is no folder, it is not in the local hub cache, and the hub does not give it "
+            f"{source} is no folder, it is not in the local hub cache, and the hub does not give it "
             f"({type(error).__name__}); give a folder or an id of a public model"
         ) from error
 
