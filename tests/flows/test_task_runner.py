@@ -4,11 +4,12 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from mlflow.tracking import MlflowClient
 
-from flows.task_runner import task_runner
+from flows.task_runner import start, task_runner
 from methods.common.errors import ConfigError
 from tasks.settings import settings
 from tests.flows.tiny_lifecycle import ROOT, environment
@@ -103,3 +104,26 @@ def test_threads_are_as_many_as_the_settings_say(work: Path, monkeypatch: pytest
     monkeypatch.setenv("SEEDLOOM_WORKERS", "3")
     settings.cache_clear()
     assert task_runner()._max_workers == 3
+
+
+class _Step:
+    """A Prefect task that says how it was called."""
+
+    def __call__(self, _ctx: object, label: str, _inputs: dict[str, Any]) -> str:
+        return f"called {label}"
+
+    def submit(self, _ctx: object, label: str, _inputs: dict[str, Any]) -> str:
+        return f"submitted {label}"
+
+
+@pytest.mark.parametrize(
+    ("runner", "workers", "here"), [("threads", 1, True), ("threads", 2, False), ("dask", 1, False)]
+)
+def test_one_worker_runs_a_step_in_the_flow_s_own_thread(
+    runner: str, workers: int, here: bool, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SEEDLOOM_TASK_RUNNER", runner)
+    monkeypatch.setenv("SEEDLOOM_WORKERS", str(workers))
+    settings.cache_clear()
+    started: Any = start(_Step(), None, "it", {})  # type: ignore[arg-type]
+    assert (started.result() if here else started) == ("called it" if here else "submitted it")
