@@ -66,9 +66,11 @@ def save_candidates(candidates: Sequence[Candidate], folder: Path) -> Path:
         staging.mkdir(parents=True)
         listing = []
         for candidate in candidates:
-            shutil.copytree(candidate.reference.path, staging / candidate.name)
+            # `merged/ties`, not `merged/merge/ties`: the folder already says which stage it is.
+            place = candidate.name.removeprefix(f"{candidate.stage}/")
+            shutil.copytree(candidate.reference.path, staging / place)
             entry = candidate.model_dump(mode="json", exclude={"seconds"})
-            entry["reference"]["path"] = candidate.name
+            entry["reference"]["path"] = place
             listing.append(entry)
         (staging / LISTING).write_text(json.dumps(listing, indent=1, sort_keys=True) + "\n")
         shutil.rmtree(folder, ignore_errors=True)

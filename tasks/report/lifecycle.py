@@ -56,7 +56,7 @@ def compare(candidates: Sequence[Candidate], scores: Mapping[str, StepResult]) -
     frontier = _frontier(candidates, scores, means)
     curves = _stopping_curves(candidates)
     tables = {"quality_vs_size": frontier}
-    figures = {"quality_vs_size": plot_quality(frontier)}
+    figures = {"quality_vs_size": plot_quality(frontier, _score_name(scores))}
     if len(curves):
         tables["stopping"] = curves
         figures["stopping"] = plot_stopping(curves)
@@ -95,7 +95,7 @@ def _row(candidate: Candidate, result: StepResult, mean: Interval, best: bool) -
     row: dict[str, object] = {"candidate": f"**{candidate.name}**" if best else candidate.name}
     for task in tasks:
         value, error = metrics[f"test/{task}/{MAIN_SCORE}"], metrics[f"test/{task}/{MAIN_SCORE}_stderr"]
-        row[f"{task} %"] = plus_minus(100 * value, 196 * error)
+        row[f"{task} {_unit(metrics, task)}"] = plus_minus(100 * value, 196 * error)
     row["mean %"] = plus_minus(100 * mean.mean, 100 * mean.half)
     if "test/mean/bits_per_byte" in metrics:
         row["answer bits/byte"] = f"{metrics['test/mean/bits_per_byte']:.3f}"
@@ -106,6 +106,21 @@ def _row(candidate: Candidate, result: StepResult, mean: Interval, best: bool) -
     speed = result.timings.get("forward_tokens_per_second")
     row["tokens/s"] = f"{speed:.0f}" if speed else "-"
     return row
+
+
+def _unit(metrics: Mapping[str, float], task: str) -> str:
+    """Free text has nothing to choose from: its score is the mean probability per byte, no accuracy."""
+    return "%" if f"test/{task}/acc" in metrics else "prob/byte %"
+
+
+def _score_name(scores: Mapping[str, StepResult]) -> str:
+    """What the mean over tasks is a mean of."""
+    metrics = next(iter(scores.values())).summary["metrics"]
+    tasks = {name.split("/")[1] for name in metrics if name.startswith("test/")} - {"mean"}
+    free = [task for task in tasks if _unit(metrics, task) != "%"]
+    if not free:
+        return "accuracy"
+    return "probability per byte" if len(free) == len(tasks) else "accuracy or probability per byte"
 
 
 def _frontier(
@@ -128,7 +143,7 @@ def _frontier(
     return pd.DataFrame(rows)
 
 
-def plot_quality(frontier: pd.DataFrame) -> Figure:
+def plot_quality(frontier: pd.DataFrame, score_name: str = "accuracy") -> Figure:
     """Mean test score against size, one point a candidate with its 95 % interval."""
     figure = Figure(figsize=(9, 5.5), layout="constrained")
     axes = figure.subplots()
@@ -153,7 +168,7 @@ def plot_quality(frontier: pd.DataFrame) -> Figure:
         )
     labels = [f"{row.candidate}  ({row.nominal_mb:.0f} MB)" for row in ordered.itertuples()]
     axes.set_yticks(ordered.index, labels)
-    axes.set_xlabel("mean accuracy over tasks, test part (%), 95 % interval")
+    axes.set_xlabel(f"mean {score_name} over tasks, test part (%), 95 % interval")
     axes.set_title("Every candidate; point area and MB: size without zeros")
     axes.legend(loc="lower right", frameon=False)
     axes.grid(axis="x", alpha=0.3)

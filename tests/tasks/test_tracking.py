@@ -136,10 +136,10 @@ def test_a_candidate_of_another_folder_is_refused(tmp_path: Path) -> None:
     )
     folder = save_candidates([candidate], tmp_path / "out")
     assert load_candidates(folder)[0].reference.digest == candidate.reference.digest
-    (folder / "merge" / "ties" / "config.json").write_text("{ }")
+    (folder / "ties" / "config.json").write_text("{ }")
     with pytest.raises(DataError, match="was changed"):
         load_candidates(folder)
-    listing = (folder / "candidates.json").read_text().replace('"path": "merge/ties"', '"path": "../model"')
+    listing = (folder / "candidates.json").read_text().replace('"path": "ties"', '"path": "../model"')
     (folder / "candidates.json").write_text(listing)
     with pytest.raises(DataError, match="points outside"):
         load_candidates(folder)

@@ -89,7 +89,8 @@ def test_an_adapter_and_a_wrapper_are_looked_through(folder: Path) -> None:
     ).eval()
     wrapped = torch.nn.Module()
     wrapped.module = adapted
-    assert is_packable(adapted) and is_packable(wrapped)
+    assert is_packable(adapted)
+    assert is_packable(wrapped)
     found = ChoiceScorer(items)(wrapped).values
     assert found[0] != pytest.approx(before[0], abs=1e-3)
     for item, values in zip(items, found, strict=True):

@@ -10,7 +10,8 @@ from scipy import stats
 from tasks.candidates import Candidate
 from tasks.reference import Reference
 from tasks.report.comparison import paired_difference, score, stratified_mean
-from tasks.report.lifecycle import verdicts
+from tasks.report.lifecycle import compare, verdicts
+from tasks.step import StepResult
 
 
 def items(scores: dict[str, list[float]]) -> pd.DataFrame:
@@ -83,3 +84,21 @@ def test_an_expert_that_loses_on_its_task_fails_the_claim() -> None:
     }
     assert [v.held for v in verdicts([base, *experts[:1]], found)] == [True]
     assert [v.held for v in verdicts([base, *experts], found)] == [False]
+
+
+def scored(folder: Path, metrics: dict[str, float]) -> StepResult:
+    items({"free": [0.2, 0.4]}).to_parquet(folder / "items.parquet")
+    sizes = {"size/bytes": 1e6, "size/nonzero_share": 1.0, "size/nominal_bytes": 1e6}
+    reference = Reference(path=folder, digest="d", kind="report")
+    return StepResult(
+        reference=reference, summary={"metrics": {**metrics, **sizes}}, timings={"seconds": 1.0}
+    )
+
+
+def test_free_text_is_not_called_accuracy(tmp_path: Path) -> None:
+    metrics = {"test/free/score": 0.3, "test/free/score_stderr": 0.1, "test/mean/score": 0.3}
+    compared = compare([candidate("base", "base")], {"base": scored(tmp_path, metrics)})
+    assert "free prob/byte %" in compared.shown.columns
+    label = compared.figures["quality_vs_size"].axes[0].get_xlabel()
+    assert "probability per byte" in label
+    assert "accuracy" not in label
