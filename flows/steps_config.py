@@ -1,5 +1,7 @@
 """Settings of the single steps: the same groups as in the lifecycle, with files in and files out."""
 
+from typing import Any
+
 from pydantic import Field
 
 from tasks.compress.config import CompressSettings
@@ -11,118 +13,67 @@ from tasks.train.config import FinetuneSettings
 
 # Forms send an emptied text field as the default, so "nothing" needs a word of its own.
 NONE = "none"
+# Forms show fields by position: inputs first, the step's settings, the output.
+LAST = 90
+
+
+def path(default: str | tuple[str, ...], description: str, position: int) -> Any:
+    """A field for files that a step reads or writes."""
+    return Field(default, min_length=1, description=description, json_schema_extra={"position": position})
 
 
 class PrepareConfig(PrepareSettings):
     """Store a model as safetensors, build task sets and held-out text."""
 
-    output: str = Field(
-        "prepared",
-        min_length=1,
-        description="Folder to write: model, tasks, text",
-        json_schema_extra={"position": 90},
-    )
+    output: str = path("prepared", "Folder to write: model, tasks, text", LAST)
 
 
 class FinetuneConfig(FinetuneSettings):
     """Train one expert a task from a base model."""
 
-    model: str = Field(
-        "prepared/model",
-        min_length=1,
-        description="Folder of the base model",
-        json_schema_extra={"position": 0},
-    )
-    tasks: str = Field(
-        "prepared/tasks",
-        min_length=1,
-        description="Folder of task sets, as the prepare flow writes it",
-        json_schema_extra={"position": 1},
-    )
-    output: str = Field(
-        "experts",
-        min_length=1,
-        description="Folder to write: one expert a task",
-        json_schema_extra={"position": 90},
-    )
+    model: str = path("prepared/model", "Folder of the base model", 0)
+    tasks: str = path("prepared/tasks", "Folder of task sets, as the prepare flow writes it", 1)
+    output: str = path("experts", "Folder to write: one expert a task", LAST)
 
 
 class MergeConfig(MergeSettings):
     """Merge experts of one base model."""
 
-    model: str = Field(
-        "prepared/model",
-        min_length=1,
-        description="Folder of the base model",
-        json_schema_extra={"position": 0},
-    )
-    experts: tuple[str, ...] = Field(
+    model: str = path("prepared/model", "Folder of the base model", 0)
+    experts: tuple[str, ...] = path(
         ("experts",),
-        min_length=1,
-        description="Experts: folders of adapters or full models, what the finetune flow wrote, or hub ids",
-        json_schema_extra={"position": 1},
+        "Experts: folders of adapters or full models, what the finetune flow wrote, or hub ids",
+        1,
     )
-    tasks: str = Field(
-        "prepared/tasks",
-        min_length=1,
-        description="Folder of task sets; their select parts choose the coefficients",
-        json_schema_extra={"position": 2},
-    )
-    output: str = Field(
-        "merged",
-        min_length=1,
-        description="Folder to write: one model a method",
-        json_schema_extra={"position": 90},
-    )
+    tasks: str = path("prepared/tasks", "Folder of task sets; their select parts choose the coefficients", 2)
+    output: str = path("merged", "Folder to write: one model a method", LAST)
 
 
 class CompressConfig(CompressSettings):
     """Compress a model by each recipe."""
 
-    model: str = Field(
-        "merged",
-        min_length=1,
-        description="Folder of the model; of several merges, the one with the best select score",
-        json_schema_extra={"position": 0},
+    model: str = path(
+        "merged", "Folder of the model; of several merges, the one with the best select score", 0
     )
-    text: str = Field(
-        "prepared/text/calibration",
-        min_length=1,
-        description="Folder of calibration text, as the prepare flow writes it",
-        json_schema_extra={"position": 1},
+    text: str = path(
+        "prepared/text/calibration", "Folder of calibration text, as the prepare flow writes it", 1
     )
-    output: str = Field(
-        "compressed",
-        min_length=1,
-        description="Folder to write: one model a recipe",
-        json_schema_extra={"position": 90},
-    )
+    output: str = path("compressed", "Folder to write: one model a recipe", LAST)
 
 
 class EvaluateConfig(EvaluateSettings):
     """Score models side by side."""
 
-    models: tuple[str, ...] = Field(
+    models: tuple[str, ...] = path(
         ("prepared/model", "experts", "merged", "compressed"),
-        min_length=1,
-        description="Folders of models, adapters, or what the other flows wrote; or hub ids",
-        json_schema_extra={"position": 0},
+        "Folders of models, adapters, or what the other flows wrote; or hub ids",
+        0,
     )
-    base: str = Field(
-        "prepared/model",
-        min_length=1,
-        description="Folder of the base model that adapters sit on; 'none' when there is none",
-        json_schema_extra={"position": 1},
+    base: str = path(
+        "prepared/model", "Folder of the base model that adapters sit on; 'none' when there is none", 1
     )
-    tasks: str = Field(
-        "prepared/tasks", min_length=1, description="Folder of task sets", json_schema_extra={"position": 2}
-    )
-    text: str = Field(
-        "prepared/text",
-        min_length=1,
-        description="Folder of held-out text; 'none' leaves perplexity out",
-        json_schema_extra={"position": 3},
-    )
+    tasks: str = path("prepared/tasks", "Folder of task sets", 2)
+    text: str = path("prepared/text", "Folder of held-out text; 'none' leaves perplexity out", 3)
     report: ReportSettings = Field(
         ReportSettings(), description="Where the results go", json_schema_extra={"position": 91}
     )
