@@ -67,10 +67,14 @@ def take_batch(split: Split, index: Tensor) -> Any:
     return default_collate([split[int(i)] for i in index])
 
 
+def _number(text: str) -> int:
+    """A seed for torch from any text, the same in every process."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
+
+
 def minibatches(size: int, batch_size: int, seed: int | str) -> Iterator[Tensor]:
     """Endless index batches, a new permutation for each epoch; the last one of an epoch may be smaller."""
-    digest = hashlib.blake2b(str(seed).encode(), digest_size=8).digest()
-    draw = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+    draw = torch.Generator().manual_seed(_number(str(seed)))
     while True:
         yield from torch.randperm(size, generator=draw).split(min(batch_size, size))
 
@@ -127,8 +131,9 @@ class Key:
 
 @dataclass
 class Run:
-    """One training run: where it ended and what it cost. `seconds` and `eval_seconds` differ between equal
-    runs.
+    """One training run: where it ended and what it cost.
+
+    `seconds` and `eval_seconds` differ between equal runs. `reason` is `length` for a run of fixed length.
     """
 
     task: str
@@ -143,8 +148,9 @@ class Run:
 
 
 class ExpertBank:
-    """Trainable weights of every expert by `Key`, in memory or as
-    `folder/{task}/{seed}/{schedule}/step_{s}.safetensors`.
+    """Trainable weights of every expert by `Key`.
+
+    They are held in memory, or as `folder/{task}/{seed}/{schedule}/step_{s}.safetensors`.
     """
 
     def __init__(self, base: nn.Module, folder: str | Path | None = None) -> None:
@@ -204,6 +210,7 @@ def train_experts(
     lora: Any = None,
     schedule: Schedule = "constant",
     stopper: Mapping[str, Any] | MergeEarlyStopping | None = None,
+    watchers: Mapping[str, Mapping[str, Any]] | None = None,
     seeds: Sequence[int] = (0,),
     lr: float = 1e-3,
     weight_decay: float = 0.1,
@@ -218,21 +225,24 @@ def train_experts(
     Args:
         base: theta_0. Only parameters with `requires_grad` are trained: freeze a shared head before.
         steps: lengths s to keep; the largest is the length of the run.
-        lora: a `peft.LoraConfig`; experts are then adapters, and the bank holds their dense weights of the
-        base.
+        lora: a `peft.LoraConfig`; experts are then adapters, and the bank holds their dense weights.
         schedule: `constant` (linear warm-up, then constant; one run with checkpoints on the way), or
-        `per_length`
-            (a whole warm-up and cosine run for each s, which is what a user who trains for s steps does).
+            `per_length` (a whole warm-up and cosine run for each s, which is what a user who trains for s
+            steps does).
         stopper: settings of `MergeEarlyStopping`, or one as template. Each task is then ended by its own
-        stopper on its
-            `stop` split within `max(steps)`; kept under the schedule `early_stop` with its chosen step.
-        seeds: order of the training data (and LoRA's initial weights).
+            stopper on its `stop` split within `max(steps)`; kept under the schedule `early_stop` with its
+            chosen step.
+        watchers: settings of further stoppers by name. They judge the same run on the `stop` split without
+            changing its rate or its end; what each would have kept lies under the schedule of its name. That
+            is what a run of its own would have kept, as long as its own warm-up and rate are the run's.
+        seeds: order of the training data, dropout, and LoRA's initial weights.
         warmup: steps of linear warm-up; the stopper has its own.
         bank: a bank to add to, or a folder for a new one. Finished runs of a folder are not trained again.
 
-    Returns: the bank. Errors: `ConfigError` (no steps, nothing trainable), `DataError` (no or empty split;
-    the stopper
-    without a stop split), `NumericalError` (the loss became NaN).
+    Returns: the bank.
+
+    Errors: `ConfigError` (no steps, nothing trainable, a watcher that never looked), `DataError` (no or empty
+    split; the stopper without a stop split), `NumericalError` (the loss became NaN).
     """
     if not steps or min(steps) < 1:
         raise ConfigError(f"steps={list(steps)} must be a list of positive lengths")
@@ -244,7 +254,7 @@ def train_experts(
         bank = ExpertBank(base, bank)
     for task, splits in tasks.items():
         splits.get("train", task)
-        if stopper is not None:
+        if stopper is not None or watchers:
             splits.get("stop", task)
     common = {
         "lr": lr, "weight_decay": weight_decay, "batch_size": batch_size, "loss_fn": loss_fn,
@@ -257,32 +267,52 @@ def train_experts(
         else:
             plans = [(schedule, [s]) for s in sorted(set(steps))]
         for name, lengths in plans:
-            if _restore(bank, task, seed, name, lengths):
+            if _restore(bank, task, seed, [name, *(watchers or {})], lengths):
                 continue
-            rule = None
-            if stopper is not None:
-                rule = _new_stopper(stopper, functools.partial(_score, score_fn, splits.get("stop", task)))
+            look = None
+            if stopper is not None or watchers:
+                look = _OnceAStep(functools.partial(_score, score_fn, splits.get("stop", task)))
+            rule = None if stopper is None or look is None else _new_stopper(stopper, look)
             model, trained = _prepare(base, lora, seed)
-            kept, run = _train(
-                model,
-                trained,
-                splits.get("train", task),
-                f"{seed}|{task}",
-                lengths,
-                name,
-                warmup,
-                rule,
-                common,
-            )
-            run.task, run.seed = task, seed
-            for step, state in kept.items():
-                bank.put(Key(task, seed, name, step), state)
-            _record(bank, run, name, lengths)
+            # Dropout draws from the global generator: a run must not depend on what ran before it.
+            with torch.random.fork_rng():
+                torch.manual_seed(_number(f"dropout|{seed}|{task}"))
+                made = _train(
+                    model,
+                    trained,
+                    splits.get("train", task),
+                    f"{seed}|{task}",
+                    lengths,
+                    name,
+                    warmup,
+                    rule,
+                    {n: _new_stopper(w, look).watch(model) for n, w in (watchers or {}).items() if look},
+                    look,
+                    common,
+                )
+            for kept, run in made[::-1]:
+                run.task, run.seed = task, seed
+                for step, state in kept.items():
+                    bank.put(Key(task, seed, run.schedule, step), state)
+                _record(bank, run, lengths)
     return bank
 
 
 def _score(score_fn: Callable[[nn.Module, Split], float], split: Split, model: nn.Module) -> float:
     return score_fn(model, split)
+
+
+class _OnceAStep:
+    """Several stoppers look at the same weights: they are scored once. `step` is set by the loop."""
+
+    def __init__(self, score_fn: Callable[[nn.Module], float]) -> None:
+        self.score_fn = score_fn
+        self.step, self._scored, self._value = 0, -1, 0.0
+
+    def __call__(self, model: nn.Module) -> float:
+        if self._scored != self.step:
+            self._scored, self._value = self.step, self.score_fn(model)
+        return self._value
 
 
 def _new_stopper(
@@ -329,8 +359,11 @@ def _train(
     name: str,
     warmup: int,
     rule: MergeEarlyStopping | None,
+    watchers: Mapping[str, MergeEarlyStopping],
+    look: _OnceAStep | None,
     common: Mapping[str, Any],
-) -> tuple[dict[int, dict[str, Tensor]], Run]:
+) -> list[tuple[dict[int, dict[str, Tensor]], Run]]:
+    """The run itself, then what each watcher kept of it."""
     begin = time.perf_counter()
     trainable = [p for p in model.parameters() if p.requires_grad]
     fused = all(p.is_floating_point() for p in trainable)
@@ -359,18 +392,29 @@ def _train(
                     f"the training loss of {order} is {loss.item()} at step {step}; lower lr"
                 )
             kept[step] = weights()
-        if rule is not None and rule.step(step):
+        if look is not None:
+            look.step = step
+        if rule is not None:
+            rule.step(step)  # first, so that validation is counted as its own
+        for watcher in watchers.values():
+            watcher.step(step)
+        if rule is not None and rule.stopped:
             break
+    seconds = time.perf_counter() - begin
+    made = []
     if rule is None:
-        run = Run("", 0, name, step, step, "length")
-    else:
-        chosen = rule.finish()
-        kept[chosen] = weights()
-        run = Run(
-            "", 0, name, step, chosen, rule.reason or "max_steps", rule.trace, eval_seconds=rule.eval_seconds
-        )
-    run.seconds = time.perf_counter() - begin
-    return kept, run
+        made.append((kept, Run("", 0, name, step, step, "length", seconds=seconds)))
+    judges = {**({} if rule is None else {name: rule}), **watchers}
+    for label, judge in judges.items():
+        if label != name and not judge.candidates:
+            raise ConfigError(
+                f"watchers: {label} never looked within {step} steps; lower its warmup or every"
+            )
+        chosen = judge.finish()
+        reason = judge.reason or "max_steps"
+        run = Run("", 0, label, judge.last_step, chosen, reason, judge.trace, seconds, judge.eval_seconds)
+        made.append(({chosen: weights()}, run))
+    return made
 
 
 def _run_file(bank: ExpertBank, task: str, seed: int, name: str, lengths: Sequence[int]) -> Path | None:
@@ -379,25 +423,29 @@ def _run_file(bank: ExpertBank, task: str, seed: int, name: str, lengths: Sequen
     return bank.folder / task / str(seed) / name / f"run_{max(lengths)}.json"
 
 
-def _record(bank: ExpertBank, run: Run, name: str, lengths: Sequence[int]) -> None:
+def _record(bank: ExpertBank, run: Run, lengths: Sequence[int]) -> None:
     """Written last: a run without its record was cut off and is trained again."""
     bank.runs.append(run)
-    path = _run_file(bank, run.task, run.seed, name, lengths)
+    path = _run_file(bank, run.task, run.seed, run.schedule, lengths)
     if path is not None:
         content = {k: v for k, v in vars(run).items() if k not in ("seconds", "eval_seconds")}
         path.with_suffix(".part").write_text(json.dumps(content, sort_keys=True), encoding="utf-8")
         path.with_suffix(".part").replace(path)
 
 
-def _restore(bank: ExpertBank, task: str, seed: int, name: str, lengths: Sequence[int]) -> bool:
-    path = _run_file(bank, task, seed, name, lengths)
-    if path is None or not path.is_file():
-        return False
-    run = Run(**json.loads(path.read_text(encoding="utf-8")))
-    steps: Iterable[int] = [run.kept_step] if name == EARLY_STOP else lengths
-    keys = [Key(task, seed, name, s) for s in steps]
-    if bank.folder is None or not all(k.path(bank.folder).is_file() for k in keys):
-        return False
-    bank.runs.append(run)
-    bank.weights |= {k: {} for k in keys}
+def _restore(bank: ExpertBank, task: str, seed: int, names: Sequence[str], lengths: Sequence[int]) -> bool:
+    """Take a finished run and its watchers' choices from the bank's folder; all of them or nothing."""
+    runs: list[tuple[Run, list[Key]]] = []
+    for name in names:
+        path = _run_file(bank, task, seed, name, lengths)
+        if path is None or not path.is_file():
+            return False
+        run = Run(**json.loads(path.read_text(encoding="utf-8")))
+        steps: Iterable[int] = lengths if run.reason == "length" else [run.kept_step]
+        runs.append((run, [Key(task, seed, name, s) for s in steps]))
+        if bank.folder is None or not all(k.path(bank.folder).is_file() for k in runs[-1][1]):
+            return False
+    for run, keys in runs:
+        bank.runs.append(run)
+        bank.weights |= {k: {} for k in keys}
     return True

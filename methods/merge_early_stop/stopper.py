@@ -288,6 +288,13 @@ class MergeEarlyStopping:
         self._set_rates(self.last_step + 1)
         return self
 
+    def watch(self, model: nn.Module) -> Self:
+        """Judge a run that something else drives: keep the model's best weights, change no rate."""
+        self._optimizer, self._model = None, model
+        if self.target_fraction is not None and self.zero_shot is None:
+            self.observe(0, *self._call(self.eval_fn, "eval_fn"))
+        return self
+
     def step(
         self, step: int, optimizer: torch.optim.Optimizer | None = None, *, score: Score | None = None
     ) -> bool:

@@ -94,7 +94,9 @@ def stopping_frame(
         own = own_scores(source, keys, scorer.test)
         taus = [source.tau(key) for key in keys]
         for method, rule in settings.stopping_rules.items():
-            rows.append(_row(strategy, method, taus, rule, scorer, seed, own, sum(trained.values()), longest))
+            rows.append(
+                strategy_row(strategy, method, taus, rule, scorer, seed, own, sum(trained.values()), longest)
+            )
         step_rows += [
             {
                 "strategy": strategy,
@@ -110,7 +112,7 @@ def stopping_frame(
         taus = [bank.tau(key) for key in keys]
         own = own_scores(bank, keys, scorer.test)
         steps_used = int(best["step"]) * len(keys)
-        rows.append(_row("best_uniform", method, taus, rule, scorer, seed, own, steps_used, longest))
+        rows.append(strategy_row("best_uniform", method, taus, rule, scorer, seed, own, steps_used, longest))
     return pd.DataFrame(rows), pd.DataFrame(step_rows), costs
 
 
@@ -153,7 +155,7 @@ def _selected(
     return found.steps
 
 
-def _row(
+def strategy_row(
     strategy: str,
     method: str,
     taus: list[dict[str, Tensor]],
@@ -164,6 +166,7 @@ def _row(
     trained: int,
     longest: int,
 ) -> dict[str, Any]:
+    """Merge one checkpoint per task (`taus`) by the rule; `trained` optimiser steps over all tasks made them."""
     merged, lambda_, select = scorer.merged(taus, rule, seed)
     return {
         "strategy": strategy, "method": method, "own": mean(own), "own_min": min(own.values()),

