@@ -40,7 +40,7 @@ class LittleBitLinear(nn.Module):
     latent_u: Tensor
     latent_v: Tensor
     h: Tensor
-    l: Tensor
+    l: Tensor  # noqa: E741
     g: Tensor
 
     def __init__(

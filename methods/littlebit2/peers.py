@@ -36,7 +36,9 @@ def one_bit(weight: Tensor) -> Reconstruction:
     """OneBit (Xu et al., arXiv 2402.11295): sgn(W) times the best rank-1 fit of |W|; fp16 scales."""
     rows, columns, _, _ = dual_svid(weight, weight)
     outputs, inputs = weight.shape
-    return Reconstruction(sgn(weight) * torch.outer(rows, columns), outputs * inputs + 16 * (outputs + inputs))
+    return Reconstruction(
+        sgn(weight) * torch.outer(rows, columns), outputs * inputs + 16 * (outputs + inputs)
+    )
 
 
 def half_quadratic(weight: Tensor, bits: int, group: int = 64, optimise: bool = True) -> Reconstruction:

@@ -51,12 +51,14 @@ def save_compressed(
     if not layers:
         raise DataError(f"{type(model).__name__} has no compressed layer; call compress_model first")
     tensors: dict[str, Tensor] = {}
+    cast: dict[int, Tensor] = {}  # tied tensors stay one tensor, else both would be written
     for name, value in model.state_dict().items():
         owner, _, part = name.rpartition(".")
         if owner in layers and part != "bias":
             continue
-        cast = dtype is not None and value.is_floating_point()
-        tensors[name] = value.to(dtype) if cast else value
+        if dtype is not None and value.is_floating_point():
+            value = cast.setdefault(value.data_ptr(), value.to(dtype))
+        tensors[name] = value
     shapes = {}
     for name, layer in layers.items():
         try:

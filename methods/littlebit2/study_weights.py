@@ -169,7 +169,7 @@ def synthetic_rows(
 ) -> list[Row]:
     """Planted spectra sigma_k = k^-gamma in incoherent (Haar) and coherent (spiky) bases: every rotation's error.
 
-    The coherent basis is an orthogonalised random matrix with entries sgn(z) |z|^3, whose columns hold few large values.
+    The coherent basis is an orthogonalised random matrix with entries sgn(z) |z|^3: its columns hold few large values.
     """
     rows: list[Row] = []
     for seed in seeds:
@@ -196,6 +196,6 @@ def synthetic_rows(
 def _basis(numbers: np.random.Generator, size: int, kind: str) -> np.ndarray[Any, np.dtype[np.float64]]:
     entries = numbers.standard_normal((size, size))
     if kind == "coherent":
-        entries = np.sign(entries) * np.abs(entries) ** 6
+        entries = np.sign(entries) * np.abs(entries) ** 3
     q, r = np.linalg.qr(entries)
     return np.asarray(q * np.sign(np.diag(r)))

@@ -48,7 +48,7 @@ def prune_model(
         assert calibration is not None
         tokenizer = AutoTokenizer.from_pretrained(str(model), trust_remote_code=False, local_files_only=True)
         tokens = sample_sequences(
-            _texts(calibration),
+            text_documents(calibration),
             tokenizer,
             sequences=recipe.calibration_sequences,
             length=recipe.calibration_length,
@@ -65,7 +65,7 @@ def prune_model(
         "pattern": recipe.pattern,
         "compare": recipe.compare,
     }
-    with _progress(recipe.label) as on_block:
+    with progress_bar(recipe.label, "block") as on_block:
         if tokens is not None:
             device = "cuda" if torch.cuda.is_available() else "cpu"
             dtype = fast_dtype(device)
@@ -112,7 +112,7 @@ def _describe(model: Any) -> dict[str, Any]:
     }
 
 
-def _texts(folder: Path) -> Iterator[str]:
+def text_documents(folder: Path) -> Iterator[str]:
     """The documents of a text data set. DataError when it is none, or has no column `text` of strings."""
     from datasets import load_from_disk
 
@@ -132,14 +132,14 @@ def _texts(folder: Path) -> Iterator[str]:
 
 
 @contextmanager
-def _progress(label: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar over the blocks on a terminal, silence elsewhere."""
+def progress_bar(label: str, unit: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on a terminal, silence elsewhere; call what it yields with the finished and all units."""
     from tqdm import tqdm
 
-    with tqdm(desc=label, unit="block", disable=None, leave=False) as bar:
+    with tqdm(desc=label, unit=unit, disable=None, leave=False) as bar:
 
-        def on_block(done: int, total: int) -> None:
+        def on_unit(done: int, total: int) -> None:
             bar.total = total
             bar.update(done - bar.n)
 
-        yield on_block
+        yield on_unit

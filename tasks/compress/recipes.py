@@ -159,7 +159,89 @@ class WandaRecipe(PruneRecipe):
             )
 
 
-BUILT_IN: tuple[type[CompressionRecipe], ...] = (MagnitudeRecipe, WandaRecipe)
+class LittleBitRecipe(CompressionRecipe):
+    """LittleBit-2: below one bit a weight, as products of two sign matrices; distillation needs calibration text."""
+
+    model_config = ConfigDict(title="LittleBit-2, below one bit a weight")
+    compressor: ClassVar[str] = "tasks.compress.littlebit2:littlebit2_model"
+    resumes: ClassVar[bool] = True
+
+    kind: Literal["littlebit2"] = Field(
+        default="littlebit2", description="Binary low-rank factors (LittleBit-2)"
+    )
+    bpp: float = Field(
+        default=0.55,
+        gt=0,
+        le=4,
+        description="Bits per weight of the linear layers, scales counted; embeddings and head keep their format",
+    )
+    init: Literal["joint_itq", "random_rotation", "svd", "admm"] = Field(
+        default="joint_itq",
+        description="Where distillation starts: rotated to fit signs (the paper), rotated at random, not rotated, or "
+        "fitted by ADMM (closer to the weights, slower)",
+    )
+    residual: bool = Field(
+        default=False, description="Share the bits between a first product and one for what it leaves"
+    )
+    iterations: int = Field(
+        default=50, ge=0, le=10_000, description="Updates of the rotation, or sweeps of ADMM"
+    )
+    kv_factor: float = Field(
+        default=1.0, gt=0, le=16, description="Factor of the rank of key and value projections"
+    )
+    strict: bool = Field(
+        default=False,
+        description="Refuse a target that a small layer cannot reach, instead of using its smallest rank",
+    )
+    distill_tokens: int = Field(
+        default=16_384,
+        ge=0,
+        le=10_000_000_000,
+        description="Tokens of calibration text to distil on, repeated when the text is shorter; 0 leaves the model "
+        "as factorised, which writes no usable text",
+    )
+    distill_length: int = Field(
+        default=128, ge=8, le=32_768, description="Tokens of a sequence in distillation"
+    )
+    distill_batch: int = Field(default=4, ge=1, le=4_096, description="Sequences of a distillation step")
+    distill_rate: float = Field(
+        default=1e-3, gt=0, le=1, description="Peak learning rate of the distillation (AdamW, cosine)"
+    )
+    hidden_weight: float = Field(
+        default=10.0, ge=0, description="Weight of the hidden states' error against that of the answers"
+    )
+    gradient: Literal["smooth_sign", "clipped"] = Field(
+        default="smooth_sign", description="Gradient that stands in for that of the sign"
+    )
+
+    @property
+    def uses_calibration(self) -> bool:  # type: ignore[override]
+        return self.distill_tokens > 0
+
+    @property
+    def label(self) -> str:
+        parts = [f"littlebit2-{self.bpp:g}bit"]
+        if self.init != "joint_itq":
+            parts.append(self.init.replace("_", "-"))
+        if self.residual:
+            parts.append("residual")
+        usual = type(self).model_fields["distill_tokens"].default
+        if self.distill_tokens != usual:
+            parts.append(f"{self.distill_tokens}tok" if self.distill_tokens else "undistilled")
+        return "-".join(parts)
+
+    def check_model(self, config: dict[str, Any]) -> None:
+        from tasks.compress.littlebit2 import check_layers
+
+        check_layers(config, self)
+        limit = config.get("max_position_embeddings") or config.get("n_positions")
+        if self.distill_tokens and limit and self.distill_length > limit:
+            raise ConfigError(
+                f"distill_length {self.distill_length}: the model reads at most {limit} tokens; set that or less"
+            )
+
+
+BUILT_IN: tuple[type[CompressionRecipe], ...] = (MagnitudeRecipe, WandaRecipe, LittleBitRecipe)
 
 
 @functools.cache
@@ -233,7 +315,7 @@ class _AnyOf:
 
 
 if TYPE_CHECKING:
-    Recipe = MagnitudeRecipe | WandaRecipe
+    Recipe = MagnitudeRecipe | WandaRecipe | LittleBitRecipe
 else:
     Recipe = Annotated[
         functools.reduce(operator.or_, recipe_classes().values()), Field(discriminator="kind"), _AnyOf()

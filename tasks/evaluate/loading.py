@@ -23,6 +23,8 @@ from tasks.quiet import quiet_progress
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
+# Formats that transformers reads once their method is imported.
+PACKED_FORMATS = ("littlebit2",)
 
 
 def is_adapter(folder: Path) -> bool:
@@ -43,7 +45,8 @@ def check_candidate(model: Path, base: Path | None) -> None:
         DataError: names the folder or file, what is wrong, and the remedy.
     """
     if not is_adapter(model):
-        check_model_folder(model, "causal-lm")
+        check_model_folder(model, "causal-lm", PACKED_FORMATS)
+        packed_layers(model)
         return
     if base is None:
         raise DataError(f"adapter {model}: needs its base model; give the folder that it was trained on")
@@ -65,6 +68,10 @@ def load_candidate(model: Path, base: Path | None, dtype: Any) -> tuple[Any, Any
     check_candidate(model, base)
     adapter = is_adapter(model)
     full = base if adapter and base is not None else model
+    if packed_layers(full):
+        from methods.littlebit2 import register
+
+        register()
     with one_model_at_a_time, quiet_progress():
         loaded = AutoModelForCausalLM.from_pretrained(
             str(full), dtype=torch.float32 if adapter else dtype, use_safetensors=True, local_files_only=True
@@ -95,15 +102,26 @@ def _with_adapter(base: Any, adapter: Path) -> Any:
         ) from error
 
 
+def packed_layers(folder: Path) -> dict[str, list[int]]:
+    """Layers that lie packed in a model folder, name -> [branches, outputs, rank, inputs]; nothing for a dense model.
+
+    Raises:
+        DataError: the folder's files do not fit its config.json.
+    """
+    from methods.littlebit2.storage import check_compressed, is_compressed
+
+    return check_compressed(folder) if is_compressed(folder) else {}
+
+
 def measure_size(model: Path, base: Path | None) -> dict[str, float]:
     """Size of what must be shipped to run a candidate; an adapter counts with its base.
 
     Returns:
         bytes: of the weight files.
-        parameters: numbers in them.
+        parameters: numbers in them; of a packed layer, those of the dense layer that it stands for.
         nonzero_share: the share of numbers that are not zero.
         nominal_bytes: of the best simple storage of each tensor: as it is, or its non-zero values and one bit per
-            place that says where they are.
+            place that says where they are. A packed layer counts as it is stored.
         nominal_bits_per_parameter: the same per number, in bits.
     """
     folders = [base, model] if is_adapter(model) and base is not None else [model]
@@ -116,7 +134,15 @@ def measure_size(model: Path, base: Path | None) -> dict[str, float]:
             (folder / name).stat().st_size
             for name in ([ADAPTER_WEIGHTS] if adapter else weight_files(folder))
         )
-        for _, tensor in _adapter_tensors(folder) if adapter else iterate_tensors(folder):
+        packed = {} if adapter else packed_layers(folder)
+        for _, outputs, _, inputs in packed.values():
+            numbers += outputs * inputs
+            nonzero += outputs * inputs
+        for name, tensor in _adapter_tensors(folder) if adapter else iterate_tensors(folder):
+            owner, _, part = name.rpartition(".")
+            if owner in packed and part != "bias":
+                nominal += tensor.numel() * tensor.element_size()
+                continue
             count, filled = tensor.numel(), int(tensor.count_nonzero())
             numbers += count
             nonzero += filled

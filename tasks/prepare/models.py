@@ -85,8 +85,10 @@ def check_model_source(settings: ModelSettings) -> None:
     _check_hub(settings)
 
 
-def check_model_folder(folder: Path, architecture: str = "any") -> None:
+def check_model_folder(folder: Path, architecture: str = "any", packed: tuple[str, ...] = ()) -> None:
     """The checks of `check_model_source` on a local folder (also used on checkpoints between steps).
+
+    `packed` names the packed formats that the caller reads; all others are refused.
 
     Raises:
         DataError: no config, foreign code, only pickles, packed weights, a damaged or missing weight file, no
@@ -100,7 +102,7 @@ def check_model_folder(folder: Path, architecture: str = "any") -> None:
         folder / "config.json", f"model {folder}: holds no config.json; give a save_pretrained folder"
     )
     _check_no_foreign_code(folder, config)
-    _check_architecture(str(folder), config, architecture)
+    _check_architecture(str(folder), config, architecture, packed)
     for name in weight_files(folder):
         read_safetensors_header(folder / name)
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
@@ -387,7 +389,9 @@ def _refuse_code(name: str, config: dict[str, Any]) -> None:
         )
 
 
-def _check_architecture(name: str, config: dict[str, Any], architecture: str) -> None:
+def _check_architecture(
+    name: str, config: dict[str, Any], architecture: str, packed_formats: tuple[str, ...] = ()
+) -> None:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -399,7 +403,8 @@ def _check_architecture(name: str, config: dict[str, Any], architecture: str) ->
     packed = config.get("quantization_config")
     if packed:
         method = packed.get("quant_method", "unknown") if isinstance(packed, dict) else "unknown"
-        raise DataError(f"model {name}: its weights are packed ({method}); give the unquantised model")
+        if method not in packed_formats:
+            raise DataError(f"model {name}: its weights are packed ({method}); give the unquantised model")
     if architecture == "causal-lm":
         if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
             raise DataError(

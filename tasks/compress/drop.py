@@ -1,0 +1,92 @@
+"""Dropping sublayers as a compressor: an ordinary smaller model, or one of the type `dropped_<type>`."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from methods.common.errors import ConfigError
+from tasks.compress.recipes import DropRecipe
+
+
+def check_layers(config: dict[str, Any], recipe: DropRecipe) -> None:
+    """Refuse by config.json an unknown architecture or too many layers. DataError, ConfigError."""
+    from methods.common.sublayers import require_layout
+
+    require_layout(str(config.get("model_type")).removeprefix("dropped_"))
+    count = config.get("num_hidden_layers") or config.get("n_layer")
+    if count is not None and recipe.layers >= count:
+        raise ConfigError(f"layers {recipe.layers}: the model has {count}; drop fewer than that")
+
+
+def drop_model(
+    out: Path, *, recipe: DropRecipe, model: Path, calibration: Path | None, seed: int
+) -> dict[str, Any]:
+    """Rank the layers on calibration text and drop the first; see `tasks.compress.recipes.Compressor`."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from methods.common.dtype import fast_dtype
+    from methods.pruning_representations import drop_sublayers, rank_layers, sample_sequences
+    from methods.pruning_representations.dropped_models import ATTENTION, KEPT_BLOCKS, MLP
+    from tasks.compress.prune import SHARD_SIZE, text_documents
+    from tasks.one_model import one_model_at_a_time
+    from tasks.quiet import quiet_progress
+
+    assert calibration is not None
+    started = time.perf_counter()
+    tokenizer = AutoTokenizer.from_pretrained(str(model), trust_remote_code=False, local_files_only=True)
+    tokens = sample_sequences(
+        text_documents(calibration),
+        tokenizer,
+        sequences=recipe.calibration_sequences,
+        length=recipe.calibration_length,
+        seed=seed,
+    )
+    with one_model_at_a_time, quiet_progress():
+        loaded = AutoModelForCausalLM.from_pretrained(
+            str(model), dtype="auto", use_safetensors=True, trust_remote_code=False, local_files_only=True
+        )
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    stored, dtype = loaded.dtype, fast_dtype(device)
+    before = sum(p.numel() for p in loaded.parameters())
+    loaded_at = time.perf_counter()
+    ranking = rank_layers(
+        loaded.to(device, dtype),
+        tokens,
+        criterion=recipe.criterion,
+        n=recipe.layers,
+        sublayer=recipe.sublayer,
+        iterative=recipe.iterative,
+    )
+    if dtype != stored:  # the ranking's number format may have rounded the weights
+        with one_model_at_a_time, quiet_progress():
+            loaded = AutoModelForCausalLM.from_pretrained(
+                str(model), dtype="auto", use_safetensors=True, trust_remote_code=False, local_files_only=True
+            )
+    parts: dict[str, Any] = {"blocks" if recipe.sublayer == "block" else recipe.sublayer: ranking.order}
+    smaller = drop_sublayers(loaded.cpu(), **parts, in_place=True)
+    ranked_at = time.perf_counter()
+    with quiet_progress():
+        smaller.save_pretrained(str(out), max_shard_size=SHARD_SIZE)
+    saved: dict[str, Any] = json.loads((out / "config.json").read_text(encoding="utf-8"))
+    after = sum(p.numel() for p in smaller.parameters())
+    return {
+        "format": "dense",
+        "dropped_layers": list(ranking.order),
+        "dropped_sublayer": recipe.sublayer,
+        "damage": {str(layer): score for layer, score in ranking.scores.items()},
+        "model_type": saved["model_type"],
+        **{name: saved[name] for name in (ATTENTION, MLP, KEPT_BLOCKS) if name in saved},
+        "calibration_sequences_used": len(tokens),
+        "parameters_removed": before - after,
+        "parameters_kept_share": after / before,
+        "size/nominal_bytes": sum(p.numel() * p.element_size() for p in smaller.parameters()),
+        "timings": {
+            "load_seconds": loaded_at - started,
+            "prune_seconds": ranked_at - loaded_at,
+            "save_seconds": time.perf_counter() - ranked_at,
+        },
+    }
