@@ -128,21 +128,20 @@ class PrototypeEncoder(nn.Module):
         self.register_buffer("vectors", vectors, persistent=False)
         self.vectors: Tensor
 
-    def embed(self, index: Sequence[int]) -> Tensor:
-        ids, mask = self.store.padded(index)
-        return mean_vector(self.encoder, ids, mask, self.dtype)
+    def vectors_of(self, index: Sequence[int]) -> Tensor:
+        """Sentence vectors `[n, hidden]` of stored texts; texts of like length go through the encoder together."""
+        if self.training or len(index) <= EVALUATION_BATCH:
+            return mean_vector(self.encoder, *self.store.padded(index), self.dtype)
+        order = sorted(range(len(index)), key=lambda i: len(self.store.tokens[index[i]]))
+        parts = [order[i : i + EVALUATION_BATCH] for i in range(0, len(order), EVALUATION_BATCH)]
+        found = torch.cat([self.vectors_of([index[i] for i in part]) for part in parts])
+        vectors = torch.empty_like(found)
+        vectors[torch.tensor(order)] = found
+        return vectors
 
     def forward(self, index: Tensor) -> Tensor:
-        where = index.tolist()
-        if self.training or len(where) <= EVALUATION_BATCH:
-            vectors = self.embed(where)
-        else:  # texts of like length together: less padding
-            order = sorted(range(len(where)), key=lambda i: len(self.store.tokens[where[i]]))
-            parts = [order[i : i + EVALUATION_BATCH] for i in range(0, len(order), EVALUATION_BATCH)]
-            found = torch.cat([self.embed([where[i] for i in part]) for part in parts])
-            vectors = torch.empty_like(found)
-            vectors[torch.tensor(order)] = found
         rows = self.store.answers[index]
+        vectors = self.vectors_of(index.tolist())
         logits = SCALE * torch.einsum("nd,ncd->nc", vectors, self.vectors[rows.clamp_min(0)])
         return logits.masked_fill(rows < 0, float("-inf"))
 
@@ -219,11 +218,11 @@ def make_encoder_bench(
     for i, example in enumerate(examples):
         rows[i, : len(example.answers)] = torch.tensor([row[answer] for answer in example.answers])
     encoder.eval()
-    phrases = TokenStore(tokens(answers), torch.zeros(0))
+    phrases = TokenStore(tokens(answers), torch.zeros(len(answers), 0, dtype=torch.long))
     with torch.no_grad():
-        vectors = torch.cat([
-            mean_vector(encoder, *phrases.padded(part.tolist())) for part in torch.arange(len(answers)).split(64)
-        ])  # fmt: skip
+        vectors = (
+            PrototypeEncoder(encoder, phrases, torch.zeros(0), dtype).eval().vectors_of(range(len(answers)))
+        )
     if not train_embeddings:
         encoder.get_input_embeddings().requires_grad_(False)
         getattr(encoder, "embeddings", encoder.get_input_embeddings()).requires_grad_(False)

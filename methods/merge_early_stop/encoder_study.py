@@ -33,16 +33,17 @@ from methods.merge_early_stop.sweep import MergeRule, MergeScorer, length_sweep,
 
 KINDS = ("full", "lora")
 HABIT = "epoch_patience_3"
-# Sums of task vectors want small factors, disjoint means large ones. Eight values: a select pass costs a second.
-SUMS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.65, 0.8, 1.0)
-MEANS = (0.3, 0.5, 0.8, 1.0, 1.3, 1.7, 2.3, 3.0)
+# Sums of task vectors want small factors, disjoint means large ones.
+SUMS = (0.1, 0.2, 0.3, 0.45, 0.65, 1.0)
+MEANS = (0.3, 0.6, 1.0, 1.5, 2.2, 3.2)
 SWEPT: dict[str, MergeRule] = {
     "average": MergeRule(Operator("average"), (1.0,)),
     "task_arithmetic": MergeRule(Operator("task_arithmetic"), SUMS),
     "ties": MergeRule(Operator("ties"), MEANS),
 }
 STOPPED: dict[str, MergeRule] = {
-    **SWEPT,
+    "average": SWEPT["average"],
+    "task_arithmetic": SWEPT["task_arithmetic"],
     "ties_mergekit": MergeRule(Operator("ties", trim="per_tensor"), MEANS),
 }
 
