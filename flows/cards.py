@@ -124,13 +124,21 @@ def load_seed(folder: Path) -> Seed:
             shown = "" if item["type"] in ("missing", "value_error") else f" = {item['input']!r}"
             lines.append(f"{path}: {place}{shown}: {message[0].lower()}{message[1:]}")
         raise DataError("\n".join(lines)) from error
-    metrics = None
-    if (folder / "metrics.json").exists():
+    return Seed(folder, card, post.content, _read_metrics(folder))
+
+
+def _read_metrics(folder: Path) -> dict[str, Any] | None:
+    """The study's metrics; those of a bench in a folder of its own stand under the folder's name."""
+    found: dict[str, Any] = {}
+    for file in [folder / "metrics.json", *sorted(folder.glob("*/metrics.json"))]:
+        if not file.exists():
+            continue
         try:
-            metrics = json.loads((folder / "metrics.json").read_text())
+            metrics = json.loads(file.read_text())
         except json.JSONDecodeError as error:
-            raise DataError(f"{folder / 'metrics.json'} is damaged; run the study again") from error
-    return Seed(folder, card, post.content, metrics)
+            raise DataError(f"{file} is damaged; run the study again") from error
+        found |= metrics if file.parent == folder else {file.parent.name: metrics}
+    return found or None
 
 
 def load_seeds(root: Path) -> list[Seed]:

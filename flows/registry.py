@@ -83,6 +83,13 @@ FLOWS: tuple[FlowEntry, ...] = (
         "when to stop experts that will be merged: the paper's claims against its baselines",
         paper="merge_early_stop",
     ),
+    FlowEntry(
+        "merge_early_stop_encoder",
+        "flows.studies.merge_early_stop_encoder",
+        "flows.studies.merge_early_stop_encoder_config:MergeEarlyStopEncoderConfig",
+        "the same on a sentence encoder: text tasks, full fine-tuning and LoRA",
+        paper="merge_early_stop",
+    ),
 )
 
 

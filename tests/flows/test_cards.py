@@ -121,6 +121,19 @@ def test_a_metric_that_is_no_number_is_named(root: Path, changes: dict[str, Any]
     assert says in line
 
 
+def test_a_benchs_metrics_stand_under_its_folder(root: Path) -> None:
+    bench = root / "seeds" / "merge_early_stop" / "encoder"
+    bench.mkdir()
+    (bench / "metrics.json").write_text('{"claims": {"lora/effect": {"mean": 1.2345}}}')
+    fields = front_matter()
+    fields["claims"][0].update({"metric": "encoder/claims/lora/effect/mean", "measured": 1.23})
+    write_card(root, fields)
+    cards.write(root)
+    assert cards.check(root) == []
+    (bench / "metrics.json").write_text('{"claims": {"lora/effect": {"mean": 1.25}}}')
+    assert "encoder/claims/lora/effect/mean = 1.25; correct the card" in cards.check(root)[0]
+
+
 def test_a_card_before_its_study_ran_is_named(root: Path) -> None:
     cards.write(root)
     (root / "seeds" / "merge_early_stop" / "metrics.json").unlink()
