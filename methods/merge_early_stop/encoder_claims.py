@@ -65,9 +65,13 @@ def _length_claims(sweep: pd.DataFrame, kind: str) -> list[Claim]:
             Claim(f"{kind}/{method}/own_gain", f"{name}: points of own score from that length to {longest} steps",
                   _per_seed(curve, lambda g: -gain(g, "own")), 0.0, ">=",
                   "each" if method == "task_arithmetic" else "report"),
-            Claim(f"{kind}/{method}/norm_matched", f"{name}: the effect with every task vector at its norm at that "
-                  "length", _per_seed(curve, lambda g: gain(g, "norm_matched")), 0.0, ">=", "report"),
         ]  # fmt: skip
+        if curve["norm_matched"].notna().all():
+            found.append(Claim(
+                f"{kind}/{method}/norm_matched",
+                f"{name}: the effect with every task vector at its norm at that length",
+                _per_seed(curve, lambda g: gain(g, "norm_matched")), 0.0, ">=", "report",
+            ))  # fmt: skip
     one = sweep[sweep["method"] == "task_arithmetic"]
     early = min(one["step"], key=lambda s: abs(s - 16))
 

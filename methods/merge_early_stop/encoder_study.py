@@ -16,9 +16,11 @@ One job is one (kind, seed): parts of the tasks, order, dropout and LoRA's start
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,7 @@ from methods.merge_early_stop.encoder import LORA_TARGETS, EncoderBench
 from methods.merge_early_stop.experts import EARLY_STOP, ExpertBank, Key, accuracy, split_size, train_experts
 from methods.merge_early_stop.operators import Operator
 from methods.merge_early_stop.study_stopping import best_length, strategy_row
-from methods.merge_early_stop.sweep import MergeRule, MergeScorer, length_sweep, own_scores
+from methods.merge_early_stop.sweep import MergeRule, MergeScorer, Sweep, length_sweep, own_scores
 
 KINDS = ("full", "lora")
 HABIT = "epoch_patience_3"
@@ -139,10 +141,13 @@ def encoder_job(
     )  # fmt: skip
     trained = time.perf_counter()
     progress(f"{kind}, seed {seed}: experts trained in {trained - begin:.0f} s")
-    sweep = length_sweep(experts, bench.tasks, steps=settings.steps, methods=SWEPT, seeds=(seed,))
+    scorer = MergeScorer(bench.base, bench.tasks)
+    sweep = Sweep()
+    for method, rule in SWEPT.items():
+        sweep += _kept_sweep(experts, bench, settings, seed, method, rule, scorer)
     swept = time.perf_counter()
     progress(f"{kind}, seed {seed}: lengths swept in {swept - trained:.0f} s")
-    stopping, stop_steps = _stopping(experts, bench, settings, seed, sweep.to_frame())
+    stopping, stop_steps = _stopping(experts, bench, settings, seed, sweep.to_frame(), scorer)
     done = time.perf_counter()
     progress(f"{kind}, seed {seed}: stopping rules compared in {done - swept:.0f} s")
     judged = [experts.run(task, seed, EARLY_STOP) for task in bench.tasks]
@@ -157,15 +162,56 @@ def encoder_job(
     return {name: frame.assign(kind=kind, seed=seed) for name, frame in frames.items()}
 
 
+Rows = list[dict[str, Any]]
+
+
+def _kept(bank: ExpertBank, name: str, make: Callable[[], dict[str, Rows]]) -> dict[str, Rows]:
+    """What `make` gives, or gave before the job was killed: kept beside the experts."""
+    if bank.folder is None:
+        return make()
+    path = bank.folder / f"{name}.json"
+    if not path.is_file():
+        made = json.dumps(make())
+        path.with_suffix(".part").write_text(made, encoding="utf-8")
+        path.with_suffix(".part").replace(path)
+    found: dict[str, Rows] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def _kept_sweep(
+    bank: ExpertBank,
+    bench: EncoderBench,
+    settings: EncoderSettings,
+    seed: int,
+    method: str,
+    rule: MergeRule,
+    scorer: MergeScorer,
+) -> Sweep:
+    """The lengths under one method. The average has no lambda: its norm-matched control would be task arithmetic's."""
+
+    def make() -> dict[str, Rows]:
+        made = length_sweep(
+            bank, bench.tasks, steps=settings.steps, methods={method: rule}, seeds=(seed,), scorer=scorer,
+            norm_matched=method != "average",
+        )  # fmt: skip
+        return {"rows": made.rows, "tasks": made.tasks}
+
+    return Sweep(**_kept(bank, f"sweep_{method}", make))
+
+
 def _stopping(
-    bank: ExpertBank, bench: EncoderBench, settings: EncoderSettings, seed: int, sweep: pd.DataFrame
+    bank: ExpertBank,
+    bench: EncoderBench,
+    settings: EncoderSettings,
+    seed: int,
+    sweep: pd.DataFrame,
+    scorer: MergeScorer,
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Rows (strategy, method) with own and merged test scores; rows (strategy, task) with kept and trained steps.
 
     Strategies: `full`, `own_optimum` (each expert's best swept length on its own stop split), the habit, the judged
     stopper, its watchers, and `best_uniform` (one length for all, by the method's select score).
     """
-    scorer = MergeScorer(bank.base, bench.tasks)
     longest = max(settings.steps)
     everywhere = dict.fromkeys(bench.tasks, longest)
 
@@ -180,15 +226,19 @@ def _stopping(
         keys = [Key(task, seed, name, run.kept_step) for task, run in runs.items()]
         chosen[name] = keys, {task: run.optimiser_steps for task, run in runs.items()}
 
-    rows: list[dict[str, Any]] = []
-    steps: list[dict[str, Any]] = []
-    for strategy, (keys, trained) in chosen.items():
+    def measure(strategy: str, keys: list[Key], spent: int) -> dict[str, Rows]:
         own = own_scores(bank, keys, scorer.test)
         taus = [bank.tau(key) for key in keys]
-        spent = sum(trained.values())
-        rows += [
+        made = [
             strategy_row(strategy, m, taus, r, scorer, seed, own, spent, longest) for m, r in STOPPED.items()
         ]
+        return {"rows": made}
+
+    rows: Rows = []
+    steps: Rows = []
+    for strategy, (keys, trained) in chosen.items():
+        spent = sum(trained.values())
+        rows += _kept(bank, f"stopping_{strategy}", partial(measure, strategy, keys, spent))["rows"]
         steps += [
             {"strategy": strategy, "task": k.task, "kept_step": k.step, "trained_steps": trained[k.task]}
             for k in keys

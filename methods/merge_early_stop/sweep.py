@@ -171,6 +171,7 @@ def length_sweep(
     schedule: Schedule = "constant",
     score_fn: ScoreFn = accuracy,
     norm_matched: bool = True,
+    scorer: MergeScorer | None = None,
 ) -> Sweep:
     """Own and merged scores at each length, with interference metrics.
 
@@ -179,6 +180,7 @@ def length_sweep(
         tasks: with select and test splits. methods: names of `RULES`, or rules by name.
         score_fn: (model, split) -> score, higher is better.
         norm_matched: also compute the control column `norm_matched` (NaN otherwise).
+        scorer: of the same base, tasks and score_fn, when several sweeps share what it has scored already.
 
     Errors: `ConfigError` for an unknown method or no steps; `DataError` for a missing expert or split.
     """
@@ -190,7 +192,7 @@ def length_sweep(
             rules[name] = RULES[name]
     if not steps or not rules:
         raise ConfigError("steps and methods must not be empty")
-    scorer = MergeScorer(bank.base, tasks, score_fn)
+    scorer = scorer or MergeScorer(bank.base, tasks, score_fn)
     result = Sweep()
     for seed in seeds:
         for name, rule in rules.items():

@@ -1,6 +1,7 @@
 """The encoder bench on a tiny random BERT: the frozen head, the parts, one whole job, and its claims."""
 
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -15,7 +16,7 @@ from transformers import (
 )
 
 from methods.common.errors import ConfigError, DataError
-from methods.merge_early_stop import MergeEarlyStopping, train_experts
+from methods.merge_early_stop import MergeEarlyStopping, encoder_study, train_experts
 from methods.merge_early_stop.encoder import (
     SCALE,
     EncoderBench,
@@ -170,6 +171,31 @@ def test_a_job_has_every_cell_and_repeats(folder: Path, frames: dict[str, pd.Dat
     )
     assert len(by) == 2 * 2 * 2
     assert (by["merged"] == by["merged_sweep"]).all()
+
+
+def test_a_killed_job_goes_on_where_it_was(
+    folder: Path, frames: dict[str, pd.DataFrame], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = encoder_study.length_sweep
+    methods: list[str] = []
+
+    def dies_at_ties(*given: Any, **options: Any) -> Any:
+        methods.extend(options["methods"])
+        if methods[-1] == "ties":
+            raise KeyboardInterrupt
+        return made(*given, **options)
+
+    monkeypatch.setattr(encoder_study, "length_sweep", dies_at_ties)
+    with pytest.raises(KeyboardInterrupt):
+        encoder_job(make_encoder_bench(folder, toy_tasks(0)), "full", 0, SETTINGS, tmp_path)
+    monkeypatch.setattr(
+        encoder_study, "length_sweep", lambda *a, **o: methods.extend(o["methods"]) or made(*a, **o)
+    )
+    again = encoder_job(make_encoder_bench(folder, toy_tasks(0)), "full", 0, SETTINGS, tmp_path)
+    assert methods == ["average", "task_arithmetic", "ties", "ties"]
+    whole = frames["sweep"]
+    part = whole[(whole["seed"] == 0) & (whole["kind"] == "full")].reset_index(drop=True)
+    pd.testing.assert_frame_equal(part[again["sweep"].columns], again["sweep"])
 
 
 def test_experts_learn_their_task_with_dropout_on(bench: EncoderBench) -> None:
