@@ -45,10 +45,14 @@ def drop_model(
         length=recipe.calibration_length,
         seed=seed,
     )
-    with one_model_at_a_time, quiet_progress():
-        loaded = AutoModelForCausalLM.from_pretrained(
-            str(model), dtype="auto", use_safetensors=True, trust_remote_code=False, local_files_only=True
-        )
+
+    def load() -> Any:
+        with one_model_at_a_time, quiet_progress():
+            return AutoModelForCausalLM.from_pretrained(
+                str(model), dtype="auto", use_safetensors=True, trust_remote_code=False, local_files_only=True
+            )
+
+    loaded = load()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     stored, dtype = loaded.dtype, fast_dtype(device)
     before = sum(p.numel() for p in loaded.parameters())
@@ -62,10 +66,7 @@ def drop_model(
         iterative=recipe.iterative,
     )
     if dtype != stored:  # the ranking's number format may have rounded the weights
-        with one_model_at_a_time, quiet_progress():
-            loaded = AutoModelForCausalLM.from_pretrained(
-                str(model), dtype="auto", use_safetensors=True, trust_remote_code=False, local_files_only=True
-            )
+        loaded = load()
     parts: dict[str, Any] = {"blocks" if recipe.sublayer == "block" else recipe.sublayer: ranking.order}
     smaller = drop_sublayers(loaded.cpu(), **parts, in_place=True)
     ranked_at = time.perf_counter()

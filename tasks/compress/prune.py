@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from methods.common.errors import DataError
-from tasks.compress.recipes import MagnitudeRecipe, PruneRecipe, WandaRecipe
+from tasks.compress.recipes import MagnitudeRecipe, PatternRecipe, PruneRecipe, SparseGPTRecipe, WandaRecipe
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,11 +21,11 @@ def check_architecture(config: dict[str, Any]) -> None:
     """Refuse a model type without known linear layers. Raises UnknownArchitectureError (a DataError)."""
     from methods.common.linear_layers import require_architecture
 
-    require_architecture(str(config.get("model_type")))
+    require_architecture(str(config.get("model_type")).removeprefix("dropped_"))
 
 
 def prune_model(
-    out: Path, *, recipe: PruneRecipe, model: Path, calibration: Path | None, seed: int
+    out: Path, *, recipe: PatternRecipe, model: Path, calibration: Path | None, seed: int
 ) -> dict[str, Any]:
     """Prune all linear layers of the blocks; see `tasks.compress.recipes.Compressor`.
 
@@ -37,14 +37,14 @@ def prune_model(
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from methods.common.dtype import fast_dtype
-    from methods.pruning_representations import magnitude, sample_sequences, wanda
+    from methods.pruning_representations import magnitude, sample_sequences, sparsegpt, wanda
     from tasks.one_model import one_model_at_a_time
     from tasks.quiet import quiet_progress
 
     started = time.perf_counter()
     facts: dict[str, Any] = {"format": "dense"}
     tokens: Tensor | None = None
-    if isinstance(recipe, WandaRecipe):
+    if isinstance(recipe, WandaRecipe | SparseGPTRecipe):
         assert calibration is not None
         tokenizer = AutoTokenizer.from_pretrained(str(model), trust_remote_code=False, local_files_only=True)
         tokens = sample_sequences(
@@ -60,17 +60,18 @@ def prune_model(
             str(model), dtype="auto", use_safetensors=True, trust_remote_code=False, local_files_only=True
         )
     loaded_at = time.perf_counter()
-    common: dict[str, Any] = {
-        "sparsity": recipe.sparsity,
-        "pattern": recipe.pattern,
-        "compare": recipe.compare,
-    }
+    common: dict[str, Any] = {"sparsity": recipe.sparsity, "pattern": recipe.pattern}
+    if isinstance(recipe, PruneRecipe):
+        common["compare"] = recipe.compare
     with progress_bar(recipe.label, "block") as on_block:
         if tokens is not None:
             device = "cuda" if torch.cuda.is_available() else "cpu"
             dtype = fast_dtype(device)
             facts |= {"compute_device": device, "compute_dtype": str(dtype).removeprefix("torch.")}
-            wanda(loaded, tokens, dtype=dtype, device=device, on_block=on_block, **common)
+            if isinstance(recipe, SparseGPTRecipe):
+                common["damping"] = recipe.damping
+            method = sparsegpt if isinstance(recipe, SparseGPTRecipe) else wanda
+            method(loaded, tokens, dtype=dtype, device=device, on_block=on_block, **common)
         elif isinstance(recipe, MagnitudeRecipe):
             magnitude(loaded, on_block=on_block, **common)
         else:

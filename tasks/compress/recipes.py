@@ -68,8 +68,34 @@ class CompressionRecipe(Config):
         """Refuse a model by its config.json, before any work starts. Raises DataError or ConfigError."""
 
 
-class PruneRecipe(CompressionRecipe):
-    """What the pruning recipes share."""
+SEQUENCES: int = Field(
+    default=16,
+    ge=1,
+    le=4_096,
+    description="Sequences of calibration text; fewer are used when the text ends",
+)
+LENGTH: int = Field(default=256, ge=8, le=32_768, description="Length of a calibration sequence in tokens")
+
+
+def calibration_suffix(recipe: Any) -> str:
+    """What a label adds when the calibration is not the usual one."""
+    size = (recipe.calibration_sequences, recipe.calibration_length)
+    fields = type(recipe).model_fields
+    usual = (fields["calibration_sequences"].default, fields["calibration_length"].default)
+    return "" if size == usual else f"-c{size[0]}x{size[1]}"
+
+
+def check_calibration_length(config: dict[str, Any], length: int) -> None:
+    """Refuse sequences that the model cannot read. Raises ConfigError."""
+    limit = config.get("max_position_embeddings") or config.get("n_positions")
+    if limit and length > limit:
+        raise ConfigError(
+            f"calibration_length {length}: the model reads at most {limit} tokens; set that or less"
+        )
+
+
+class PatternRecipe(CompressionRecipe):
+    """What the recipes that set weights to zero share."""
 
     compressor: ClassVar[str] = "tasks.compress.prune:prune_model"
 
@@ -82,10 +108,6 @@ class PruneRecipe(CompressionRecipe):
         gt=0,
         lt=1,
         description="Share of the linear layers' weights set to zero, between 0 and 1; 2:4 and 4:8 need 0.5",
-    )
-    compare: Literal["layer", "row"] = Field(
-        default="layer",
-        description="Which weights compete when the pattern is unstructured: all of a layer, or those of one output",
     )
 
     @model_validator(mode="after")
@@ -104,13 +126,26 @@ class PruneRecipe(CompressionRecipe):
             if self.pattern == "unstructured"
             else self.pattern.replace(":", "of")
         )
-        usual = type(self).model_fields["compare"].default
-        return f"{self.kind}-{where}" + ("" if self.compare == usual else f"-by-{self.compare}")
+        return f"{self.kind}-{where}"
 
     def check_model(self, config: dict[str, Any]) -> None:
         from tasks.compress.prune import check_architecture
 
         check_architecture(config)
+
+
+class PruneRecipe(PatternRecipe):
+    """What the recipes share that choose weights by a score."""
+
+    compare: Literal["layer", "row"] = Field(
+        default="layer",
+        description="Which weights compete when the pattern is unstructured: all of a layer, or those of one output",
+    )
+
+    @property
+    def label(self) -> str:
+        usual = type(self).model_fields["compare"].default
+        return super().label + ("" if self.compare == usual else f"-by-{self.compare}")
 
 
 class MagnitudeRecipe(PruneRecipe):
@@ -132,31 +167,91 @@ class WandaRecipe(PruneRecipe):
         default="row",
         description="Which weights compete when the pattern is unstructured: those of one output, or all of a layer",
     )
-    calibration_sequences: int = Field(
-        default=16,
-        ge=1,
-        le=4_096,
-        description="Sequences of calibration text; fewer are used when the text ends",
-    )
-    calibration_length: int = Field(
-        default=256, ge=8, le=32_768, description="Length of a calibration sequence in tokens"
-    )
+    calibration_sequences: int = SEQUENCES
+    calibration_length: int = LENGTH
 
     @property
     def label(self) -> str:
-        fields = type(self).model_fields
-        size = (self.calibration_sequences, self.calibration_length)
-        usual = (fields["calibration_sequences"].default, fields["calibration_length"].default)
-        return super().label + ("" if size == usual else f"-c{size[0]}x{size[1]}")
+        return super().label + calibration_suffix(self)
 
     def check_model(self, config: dict[str, Any]) -> None:
         super().check_model(config)
-        limit = config.get("max_position_embeddings") or config.get("n_positions")
-        if limit and self.calibration_length > limit:
-            raise ConfigError(
-                f"calibration_length {self.calibration_length}: the model reads at most {limit} tokens; "
-                "set that or less"
+        check_calibration_length(config, self.calibration_length)
+
+
+class SparseGPTRecipe(PatternRecipe):
+    """SparseGPT: weights go one column after the other, the remaining ones make up for them; needs calibration text."""
+
+    model_config = ConfigDict(title="SparseGPT pruning")
+    uses_calibration: ClassVar[bool] = True
+
+    kind: Literal["sparsegpt"] = Field(
+        default="sparsegpt", description="Pruning that corrects the remaining weights (SparseGPT)"
+    )
+    damping: float = Field(
+        default=0.01,
+        gt=0,
+        le=10,
+        description="Share of the mean second moment of the inputs added to each, against noise in the calibration",
+    )
+    calibration_sequences: int = SEQUENCES
+    calibration_length: int = LENGTH
+
+    @property
+    def label(self) -> str:
+        return super().label + calibration_suffix(self)
+
+    def check_model(self, config: dict[str, Any]) -> None:
+        super().check_model(config)
+        check_calibration_length(config, self.calibration_length)
+
+
+class DropRecipe(CompressionRecipe):
+    """Whole sublayers go, those that change their input least: fewer weights, faster, a smaller cache; needs text."""
+
+    model_config = ConfigDict(title="Dropping attention, MLP or whole blocks")
+    compressor: ClassVar[str] = "tasks.compress.drop:drop_model"
+    uses_calibration: ClassVar[bool] = True
+
+    kind: Literal["drop"] = Field(default="drop", description="Dropping sublayers")
+    sublayer: Literal["attn", "mlp", "block"] = Field(
+        default="attn", description="What goes: attention (and its cache), MLP, or both of a block"
+    )
+    layers: int = Field(default=4, ge=1, le=10_000, description="How many of them go")
+    criterion: Literal["cosine", "kl_estimate", "block_influence"] = Field(
+        default="cosine",
+        description="Which go first: those whose output changes the hidden state least (cosine, for blocks also called "
+        "block_influence), or those with the least predicted change of the next token's probabilities",
+    )
+    iterative: bool = Field(
+        default=False, description="Rank again after each drop, at as many times the cost"
+    )
+    calibration_sequences: int = SEQUENCES
+    calibration_length: int = LENGTH
+
+    @model_validator(mode="after")
+    def _criterion_fits(self) -> Self:
+        if self.criterion == "block_influence" and self.sublayer != "block":
+            raise ValueError(
+                f"criterion block_influence ranks blocks, not {self.sublayer}; set sublayer to block or criterion to "
+                "cosine"
             )
+        return self
+
+    @property
+    def label(self) -> str:
+        parts = ["drop", self.sublayer, str(self.layers)]
+        if self.criterion == "kl_estimate":
+            parts.append("by-kl")
+        if self.iterative:
+            parts.append("iterative")
+        return "-".join(parts) + calibration_suffix(self)
+
+    def check_model(self, config: dict[str, Any]) -> None:
+        from tasks.compress.drop import check_layers
+
+        check_layers(config, self)
+        check_calibration_length(config, self.calibration_length)
 
 
 class LittleBitRecipe(CompressionRecipe):
@@ -241,7 +336,13 @@ class LittleBitRecipe(CompressionRecipe):
             )
 
 
-BUILT_IN: tuple[type[CompressionRecipe], ...] = (MagnitudeRecipe, WandaRecipe, LittleBitRecipe)
+BUILT_IN: tuple[type[CompressionRecipe], ...] = (
+    MagnitudeRecipe,
+    WandaRecipe,
+    SparseGPTRecipe,
+    DropRecipe,
+    LittleBitRecipe,
+)
 
 
 @functools.cache
@@ -315,7 +416,7 @@ class _AnyOf:
 
 
 if TYPE_CHECKING:
-    Recipe = MagnitudeRecipe | WandaRecipe | LittleBitRecipe
+    Recipe = MagnitudeRecipe | WandaRecipe | SparseGPTRecipe | DropRecipe | LittleBitRecipe
 else:
     Recipe = Annotated[
         functools.reduce(operator.or_, recipe_classes().values()), Field(discriminator="kind"), _AnyOf()

@@ -395,7 +395,7 @@ def _check_architecture(
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    kind = config.get("model_type")
+    kind = _dense_type(config.get("model_type"))
     if kind not in CONFIG_MAPPING_NAMES:
         raise DataError(
             f"model {name}: model_type {kind!r} is not one that transformers has; it would need foreign code"
@@ -415,6 +415,19 @@ def _check_architecture(
             raise DataError(
                 f"model {name}: holds {classes[0]}, not a causal language model; set architecture to 'any'"
             )
+
+
+def _dense_type(kind: Any) -> Any:
+    """The type of the dense model behind one with dropped sublayers, which transformers can load from here on."""
+    if not str(kind).startswith("dropped_"):
+        return kind
+    from methods.pruning_representations.dropped_models import dense_type, register
+
+    dense = dense_type(str(kind))
+    if dense is None:
+        return kind
+    register(dense)
+    return dense
 
 
 def _refuse_not_finite(name: str, tensors: Any) -> None:

@@ -87,6 +87,9 @@ class TextGenerator:
     def __init__(self, folder: Path) -> None:
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
+        from tasks.evaluate.loading import check_candidate
+
+        check_candidate(folder, None)  # makes models with dropped sublayers known to transformers
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self.model = AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True)
 

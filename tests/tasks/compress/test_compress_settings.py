@@ -10,13 +10,15 @@ from typing import Any, ClassVar, Literal
 import pytest
 from pydantic import Field, ValidationError
 
-from methods.common.errors import ConfigError
+from methods.common.errors import ConfigError, DataError
 from tasks.compress import recipes
 from tasks.compress.config import CompressSettings
 from tasks.compress.recipes import (
     CompressionRecipe,
+    DropRecipe,
     MagnitudeRecipe,
     PruneRecipe,
+    SparseGPTRecipe,
     WandaRecipe,
     compressor_for,
     recipe_class,
@@ -41,6 +43,40 @@ class TwinRecipe(PruneRecipe):
 def test_defaults_are_both_methods_in_both_patterns() -> None:
     labels = [recipe.label for recipe in CompressSettings().recipes]
     assert labels == ["magnitude-50pct", "magnitude-2of4", "wanda-50pct", "wanda-2of4"]
+
+
+def test_labels_tell_settings_apart_and_drop_refuses_what_does_not_fit() -> None:
+    recipes = (
+        SparseGPTRecipe(),
+        SparseGPTRecipe(pattern="4:8"),
+        DropRecipe(),
+        DropRecipe(sublayer="mlp", layers=2),
+        DropRecipe(criterion="kl_estimate", iterative=True),
+        DropRecipe(calibration_sequences=8),
+    )
+    assert [recipe.label for recipe in recipes] == [
+        "sparsegpt-50pct",
+        "sparsegpt-4of8",
+        "drop-attn-4",
+        "drop-mlp-2",
+        "drop-attn-4-by-kl-iterative",
+        "drop-attn-4-c8x256",
+    ]
+    again = CompressSettings.model_validate_json(CompressSettings(recipes=recipes).model_dump_json())
+    assert again.recipes == recipes
+    with pytest.raises(
+        ValidationError, match="block_influence ranks blocks, not attn; set sublayer to block"
+    ):
+        DropRecipe(criterion="block_influence")
+    llama = {"model_type": "llama", "num_hidden_layers": 4, "max_position_embeddings": 512}
+    DropRecipe(layers=3).check_model(llama)
+    DropRecipe(layers=3).check_model(llama | {"model_type": "dropped_llama"})
+    with pytest.raises(ConfigError, match="layers 4: the model has 4; drop fewer"):
+        DropRecipe().check_model(llama)
+    with pytest.raises(DataError, match="model_type 't5' has no known attention and MLP"):
+        DropRecipe().check_model({"model_type": "t5"})
+    with pytest.raises(ConfigError, match="calibration_length 600: the model reads at most 512"):
+        SparseGPTRecipe(calibration_length=600).check_model(llama)
 
 
 def test_settings_survive_json_with_their_kinds() -> None:
@@ -142,7 +178,7 @@ def test_another_packages_recipe_is_known_by_its_entry_point(monkeypatch: pytest
     with_entry_points(monkeypatch, f"{__name__}:OtherRecipe")
     assert recipe_class("other") is OtherRecipe
     # Fewer fields first: that order is what lets a form find the member of a value.
-    assert list(recipe_classes()) == ["other", "magnitude", "wanda", "littlebit2"]
+    assert list(recipe_classes()) == ["other", "magnitude", "wanda", "sparsegpt", "drop", "littlebit2"]
 
 
 @pytest.mark.parametrize(
