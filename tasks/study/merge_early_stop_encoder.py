@@ -134,8 +134,7 @@ def study_settings(settings: EncoderBenchStudy) -> EncoderSettings:
     )
 
 
-@step("study-merge-early-stop-encoder", kind="report", version="1", timeout_seconds=24 * 3600)
-def encoder_study(
+def study_kind(
     out: Path,
     *,
     settings: EncoderBenchStudy,
@@ -162,6 +161,11 @@ def encoder_study(
     for name, frame in frames.items():
         frame.to_csv(out / f"{name}.csv", index=False)
     return {"frames": sorted(frames), "timings": {"costs": costs.to_dict("records")}}
+
+
+encoder_study = step("study-merge-early-stop-encoder", kind="report", version="1", timeout_seconds=24 * 3600)(
+    study_kind
+)
 
 
 def read_encoder_frames(parts: Sequence[tuple[Path, list[dict[str, Any]]]]) -> dict[str, pd.DataFrame]:

@@ -61,3 +61,35 @@ def test_an_unknown_name_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no data set is called 'minst'; known are mnist"):
         fetching.fetch("minst", tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def fake_pip(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    program = folder / "python"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setattr(fetching.sys, "executable", str(program))
+
+
+def test_pip_checks_the_digest_before_it_runs_anything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_pip(tmp_path, monkeypatch, 'echo "$@" > asked; echo x > demo-1.0.tar.gz')
+    folder = tmp_path / "here"
+    folder.mkdir()
+    assert fetching.pip_sdist("demo==1.0", "0" * 64, folder) == folder / "demo-1.0.tar.gz"
+    asked = (folder / "asked").read_text().split()
+    assert asked[:3] == ["-m", "pip", "download"]
+    assert {"--require-hashes", "--no-deps", "--no-build-isolation"} <= set(asked)
+    pinned = Path(asked[asked.index("-r") + 1])
+    assert pinned.read_text() == f"demo==1.0 --hash=sha256:{'0' * 64}\n"
+
+
+def test_pips_failure_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_pip(
+        tmp_path, monkeypatch, 'echo "WARNING: x" >&2; echo "ERROR: no matching distribution" >&2; exit 1'
+    )
+    with pytest.raises(DataError) as error:
+        fetching.pip_sdist("demo==1.0", "0" * 64, tmp_path)
+    assert str(error.value) == (
+        "pip download demo==1.0 failed (ERROR: no matching distribution); check the network, then try again"
+    )
