@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any
 from methods.span_norm.block import LayerNorm, NormResidualBlock, RMSNorm
 from methods.span_norm.diagnose import diagnose, token_cosine
 from methods.span_norm.moe import MoE, balance_loss, load_variation, z_loss
+from methods.span_norm.parameter_groups import parameter_groups
 from methods.span_norm.residual_init import apply_residual_init
 from methods.span_norm.schemes import SCHEMES, residual_factor
 
 if TYPE_CHECKING:
     from methods.span_norm.config import SpanNormConfig, from_llama_config
-    from methods.span_norm.modeling import SpanNormForCausalLM, match_moe_variance, parameter_groups
+    from methods.span_norm.modeling import SpanNormForCausalLM, match_moe_variance
 
 # These need transformers, which importing the package must not.
 _LAZY = {
@@ -30,7 +31,6 @@ _LAZY = {
     "from_llama_config": "config",
     "SpanNormForCausalLM": "modeling",
     "match_moe_variance": "modeling",
-    "parameter_groups": "modeling",
 }
 
 

@@ -179,7 +179,9 @@ class NormResidualBlock(nn.Module):
         return residual_sum(y, self.ffn_out_norm(self.mlp(self.ffn_norm(y))))
 
     def _hybrid(self, x: Tensor, arguments: dict[str, Any]) -> Tensor:
-        y = self.attn_norm(residual_sum(x, self._attend(x.to(self.attn_norm.weight.dtype), arguments)))
+        y = self.attn_norm(
+            residual_sum(x, self._attend(x.to(next(self.attn_norm.parameters()).dtype), arguments))
+        )
         return residual_sum(y, self.mlp(y))
 
     def _hybrid_first(self, x: Tensor, arguments: dict[str, Any]) -> Tensor:

@@ -11,7 +11,15 @@ from methods.common.errors import ConfigError
 from methods.span_norm.schemes import SCHEMES, canonical, residual_factor
 
 # What decides which function the weights compute: weights of one value are no weights of another.
-FUNCTION = ("norm_scheme", "span", "first_block_input_norm", "final_norm", "norm", "mix_share", "mup_base_width")
+FUNCTION = (
+    "norm_scheme",
+    "span",
+    "first_block_input_norm",
+    "final_norm",
+    "norm",
+    "mix_share",
+    "mup_base_width",
+)
 
 
 @strict
@@ -101,7 +109,9 @@ class SpanNormConfig(LlamaConfig):
         if not 0 <= self.mix_share <= 1:
             raise ConfigError(f"mix_share={self.mix_share}: give a share between 0 and 1")
         if self.mup_base_width is not None and self.mup_base_width < 1:
-            raise ConfigError(f"mup_base_width={self.mup_base_width}: give the width that was tuned, at least 1")
+            raise ConfigError(
+                f"mup_base_width={self.mup_base_width}: give the width that was tuned, at least 1"
+            )
 
     @property
     def width_factor(self) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -79,7 +80,7 @@ def diagnose(model: nn.Module, batch: Mapping[str, Tensor] | Tensor) -> dict[str
         "grad_norm": gradients,
         "adjacent_cosine": [
             float(torch.cosine_similarity(a, b, dim=-1).mean().detach())
-            for a, b in zip(states, states[1:], strict=False)
+            for a, b in itertools.pairwise(states)
             if a.shape == b.shape
         ],
         "token_cosine": [token_cosine(state.detach(), mask) for state in states],

@@ -7,8 +7,8 @@ and the attention kernels work as for any other model of the library.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +35,7 @@ from methods.span_norm.block import LayerNorm, NormResidualBlock, RMSNorm
 from methods.span_norm.config import FUNCTION, SpanNormConfig
 from methods.span_norm.moe import MoE, Router, balance_loss, z_loss
 from methods.span_norm.residual_init import DEEPNORM_OTHERS
-from methods.span_norm.schemes import QKV_NORM, residual_factor
+from methods.span_norm.schemes import QKV_NORM, canonical, residual_factor
 
 
 def make_norm(config: SpanNormConfig, dim: int | None = None) -> nn.Module:
@@ -67,7 +67,9 @@ class QKVNormAttention(LlamaAttention):
         query, key = apply_rotary_pos_emb(query, key, *position_embeddings)
         if cache is not None:
             key, value = cache.update(key, value, self.layer_idx)
-        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(
+            self.config._attn_implementation, eager_attention_forward
+        )
         out, weights = attend(
             self,
             query,
@@ -112,7 +114,7 @@ class SpanNormDecoderLayer(GradientCheckpointingLayer, NormResidualBlock):
         factors = residual_factors(config)
         for name, module in self.named_modules():
             if (factor := factors.get(name.rpartition(".")[2])) is not None:
-                module.init_factor = factor  # type: ignore[assignment]
+                module.init_factor = factor
 
 
 def _norm_of(config: SpanNormConfig, dim: int) -> nn.Module:
@@ -134,12 +136,12 @@ class SpanNormPreTrainedModel(PreTrainedModel):
     config: SpanNormConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
-    _no_split_modules: ClassVar[list[str]] = ["SpanNormDecoderLayer"]
+    _no_split_modules = ["SpanNormDecoderLayer"]  # noqa: RUF012 (the library copies it)
     _supports_flash_attn = True
     _supports_sdpa = True
     _supports_flex_attn = True
     _supports_attention_backend = True
-    _can_record_outputs: ClassVar[dict[str, Any]] = {
+    _can_record_outputs = {  # noqa: RUF012
         "router_logits": OutputRecorder(Router, index=0),
         "hidden_states": SpanNormDecoderLayer,
         "attentions": LlamaAttention,
@@ -202,6 +204,8 @@ class SpanNormModel(SpanNormPreTrainedModel):
             raise DataError("give exactly one of input_ids and inputs_embeds")
         refuse_empty_rows(attention_mask)
         hidden: Any = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        if not hidden.shape[0]:  # the library's attention cannot reshape nothing
+            return MoeModelOutputWithPast(last_hidden_state=hidden, cache=cache)
         if use_cache and cache is None:
             cache = DynamicCache(config=self.config)
         if position_ids is None:
@@ -231,7 +235,7 @@ class SpanNormModel(SpanNormPreTrainedModel):
 class SpanNormForCausalLM(SpanNormPreTrainedModel, GenerationMixin):
     """A causal language model with the norm placement as a setting."""
 
-    _tied_weights_keys: ClassVar[dict[str, str]] = {"lm_head.weight": "model.embed_tokens.weight"}
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
 
     def __init__(self, config: SpanNormConfig) -> None:
         super().__init__(config)
@@ -280,7 +284,7 @@ class SpanNormForCausalLM(SpanNormPreTrainedModel, GenerationMixin):
         loss = aux = None
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=config.vocab_size, **kwargs)
-        if routed:
+        if routed and out.router_logits:
             mask = attention_mask if attention_mask is not None and attention_mask.dim() == 2 else None
             aux = balance_loss(out.router_logits, config.num_experts_per_tok, mask)
             if loss is not None:
@@ -316,7 +320,7 @@ class SpanNormForCausalLM(SpanNormPreTrainedModel, GenerationMixin):
             refuse_mismatch(stored, asked)
         elif not allow_mismatch:
             refuse_mismatch(_stored_function(source), None)
-        return super().from_pretrained(source, *args, **kwargs)  # type: ignore[no-any-return]
+        return super().from_pretrained(source, *args, **kwargs)
 
 
 def _stored_function(source: Any) -> dict[str, Any]:
@@ -340,12 +344,12 @@ def refuse_mismatch(stored: Mapping[str, Any], asked: Mapping[str, Any] | None) 
     foreign = stored.get("model_type")
     if asked is None:
         asked = {"norm_scheme": "span"} if foreign else {}
-    from methods.span_norm.schemes import canonical
-
     for name, value in asked.items():
         value = canonical(value) if name == "norm_scheme" else value
         if name in stored and stored[name] != value:
-            kind = f"{foreign} weights are PreNorm" if foreign else f"the weights were trained with {name}={stored[name]!r}"
+            kind = f"the weights were trained with {name}={stored[name]!r}"
+            if foreign:
+                kind = f"{foreign} weights are PreNorm"
             raise ConfigError(
                 f"{name}={value!r}: {kind}, and with another norm placement they compute another function; "
                 "train on from them with allow_mismatch=True if that is wanted"
@@ -359,7 +363,9 @@ def refuse_empty_rows(attention_mask: Tensor | None) -> None:
     empty = ~attention_mask.bool().any(dim=-1)
     if bool(empty.any()):
         rows = empty.nonzero().flatten().tolist()
-        raise DataError(f"attention_mask: row {rows[0]} is padding throughout; leave such rows out of the batch")
+        raise DataError(
+            f"attention_mask: row {rows[0]} is padding throughout; leave such rows out of the batch"
+        )
 
 
 @torch.no_grad()
@@ -371,7 +377,9 @@ def match_moe_variance(model: SpanNormForCausalLM, batch: Mapping[str, Tensor]) 
     """
     layers = [module for module in model.modules() if isinstance(module, MoE)]
     if not layers or layers[0].variance_scale is None:
-        raise ConfigError("moe_variance_match is off or the model is dense; set num_experts and moe_variance_match=True")
+        raise ConfigError(
+            "the model is dense or moe_variance_match is off; set num_experts and moe_variance_match=True"
+        )
     for layer in layers:
         layer.calibrating = True
     try:
@@ -381,38 +389,3 @@ def match_moe_variance(model: SpanNormForCausalLM, batch: Mapping[str, Tensor]) 
         for layer in layers:
             layer.calibrating = False
     return [float(layer.variance_scale) for layer in layers if layer.variance_scale is not None]
-
-
-def parameter_groups(
-    model: nn.Module, learning_rate: float, weight_decay: float = 0.1
-) -> list[dict[str, Any]]:
-    """Groups for AdamW: no decay on gains, biases and embeddings; the width rule on the rate of hidden matrices.
-
-    With `mup_base_width` the rate of every hidden matrix is `learning_rate` times base / width; embeddings, the head
-    (whose logits carry the factor) and gains keep the rate (section 2.2, width rule).
-    """
-    config = getattr(model, "config", None)
-    factor: float = getattr(config, "width_factor", 1.0)
-    outer = {id(parameter) for module in _outer(model) for parameter in module.parameters()}
-    embedded = {
-        id(p) for module in model.modules() if isinstance(module, nn.Embedding) for p in module.parameters()
-    }
-    groups: dict[str, dict[str, Any]] = {
-        "hidden": {"params": [], "lr": learning_rate * factor, "weight_decay": weight_decay},
-        "head": {"params": [], "lr": learning_rate, "weight_decay": weight_decay},
-        "plain": {"params": [], "lr": learning_rate, "weight_decay": 0.0},
-    }
-    for parameter in model.parameters():
-        if not parameter.requires_grad:
-            continue
-        if parameter.ndim < 2 or id(parameter) in embedded:
-            groups["plain"]["params"].append(parameter)
-        else:
-            groups["head" if id(parameter) in outer else "hidden"]["params"].append(parameter)
-    return [group for group in groups.values() if group["params"]]
-
-
-def _outer(model: nn.Module) -> list[nn.Module]:
-    find: Callable[[], nn.Module | None] = getattr(model, "get_output_embeddings", lambda: None)
-    head = find()
-    return [] if head is None else [head]

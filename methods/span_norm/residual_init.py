@@ -7,6 +7,8 @@ s = O(L^-1/2). It is an initialisation, not a factor of the forward pass: nothin
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -15,7 +17,18 @@ from methods.span_norm.block import NormResidualBlock
 from methods.span_norm.schemes import residual_factor
 
 # What attention and feed-forward modules of common libraries call the projection that writes into the stream.
-OUTPUTS = ("o_proj", "out_proj", "down_proj", "c_proj", "to_out", "wo", "w2", "fc2", "linear2", "dense_4h_to_h")
+OUTPUTS = (
+    "o_proj",
+    "out_proj",
+    "down_proj",
+    "c_proj",
+    "to_out",
+    "wo",
+    "w2",
+    "fc2",
+    "linear2",
+    "dense_4h_to_h",
+)
 DEEPNORM_OTHERS = ("v_proj", "gate_proj", "up_proj", "w1", "w3", "fc1", "linear1")
 
 
@@ -30,7 +43,9 @@ def scaled_weights(block: nn.Module, rule: str | float) -> list[nn.Parameter]:
 
 
 @torch.no_grad()
-def apply_residual_init(model: nn.Module, rule: str | float = "inv_sqrt_depth", num_layers: int | None = None) -> int:
+def apply_residual_init(
+    model: nn.Module, rule: str | float = "inv_sqrt_depth", num_layers: int | None = None
+) -> int:
     """Multiply W_O and W_down (of every expert) of each `NormResidualBlock` by the rule's factor, in place.
 
     For modules of one's own. A `SpanNormForCausalLM` starts scaled by its configuration's `residual_init`; only one
@@ -52,11 +67,12 @@ def apply_residual_init(model: nn.Module, rule: str | float = "inv_sqrt_depth", 
     factor = residual_factor(rule, num_layers if num_layers is not None else max(1, len(blocks)))
     if not blocks:
         raise DataError(f"{type(model).__name__} holds no NormResidualBlock; build its blocks with it first")
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     started = getattr(config, "residual_init", "none")
     if started != "none":
         raise ConfigError(
-            f"residual_init={started!r}: the model starts scaled already; make it with residual_init='none' to scale it here"
+            f"residual_init={started!r}: the model starts scaled already; make it with residual_init='none' to "
+            "scale it here"
         )
     scaled = 0
     for place, block in enumerate(blocks):

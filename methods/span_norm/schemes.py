@@ -75,7 +75,9 @@ def residual_factor(rule: str | float, layers: int) -> float:
     if layers < 1:
         raise ConfigError(f"num_hidden_layers={layers}: give at least 1")
     if isinstance(rule, bool) or not isinstance(rule, int | float | str):
-        raise ConfigError(f"residual_init={rule!r}: give one of {', '.join(RESIDUAL_RULES)} or a number above 0")
+        raise ConfigError(
+            f"residual_init={rule!r}: give one of {', '.join(RESIDUAL_RULES)} or a number above 0"
+        )
     if isinstance(rule, int | float):
         if not (math.isfinite(rule) and rule > 0):
             raise ConfigError(f"residual_init={rule}: give a number above 0, e.g. {layers**-0.5:.3g}")
@@ -88,7 +90,9 @@ def residual_factor(rule: str | float, layers: int) -> float:
         "none": 1.0,
     }
     if rule not in factors:
-        raise ConfigError(f"residual_init={rule!r}: choose one of {', '.join(RESIDUAL_RULES)} or a number above 0")
+        raise ConfigError(
+            f"residual_init={rule!r}: choose one of {', '.join(RESIDUAL_RULES)} or a number above 0"
+        )
     return factors[rule]
 
 
