@@ -31,6 +31,7 @@ BLOCKS: dict[str, str] = {
     "qwen2": "model.layers",
     "qwen3": "model.layers",
     "smollm3": "model.layers",
+    "spannorm": "model.layers",
 }
 
 

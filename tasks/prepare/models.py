@@ -12,6 +12,7 @@ import re
 import shutil
 import struct
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from tasks.quiet import quiet_progress
 SMOLLM2_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 BUNDLED_MODELS = ("bundled:smollm2-135m", "bundled:minilm-l6")
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".h5", ".msgpack")
+# Model types of this project's own causal language models: the module whose `register` teaches transformers them.
+OWN_TYPES = {"spannorm": "methods.span_norm"}
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 # What is copied beside the weights; everything else of a folder stays behind (code, pickles, training state).
 SIDE_FILES = (
@@ -396,7 +399,8 @@ def _check_architecture(
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     kind = _dense_type(config.get("model_type"))
-    if kind not in CONFIG_MAPPING_NAMES:
+    own = _register_own(kind)
+    if not own and kind not in CONFIG_MAPPING_NAMES:
         raise DataError(
             f"model {name}: model_type {kind!r} is not one that transformers has; it would need foreign code"
         )
@@ -406,7 +410,7 @@ def _check_architecture(
         if method not in packed_formats:
             raise DataError(f"model {name}: its weights are packed ({method}); give the unquantised model")
     if architecture == "causal-lm":
-        if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        if not own and kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
             raise DataError(
                 f"model {name}: {kind} is no language model that writes text; set architecture to 'any'"
             )
@@ -415,6 +419,14 @@ def _check_architecture(
             raise DataError(
                 f"model {name}: holds {classes[0]}, not a causal language model; set architecture to 'any'"
             )
+
+
+def _register_own(kind: Any) -> bool:
+    """Whether the type is one of this project's methods; transformers' Auto classes load it from here on."""
+    if kind not in OWN_TYPES:
+        return False
+    import_module(OWN_TYPES[kind]).register()
+    return True
 
 
 def _dense_type(kind: Any) -> Any:
