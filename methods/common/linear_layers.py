@@ -31,7 +31,6 @@ BLOCKS: dict[str, str] = {
     "qwen2": "model.layers",
     "qwen3": "model.layers",
     "smollm3": "model.layers",
-    "spannorm": "model.layers",
 }
 
 

@@ -35,12 +35,14 @@ _LAZY = {
 
 
 def register() -> None:
-    """Add `spannorm` to `AutoConfig` and `AutoModelForCausalLM`; a second call changes nothing."""
+    """Add `spannorm` to `AutoConfig`, `AutoModelForCausalLM` and the walk over blocks; a second call changes nothing."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    from methods.common.linear_layers import register_architecture
     from methods.span_norm.config import SpanNormConfig
     from methods.span_norm.modeling import SpanNormForCausalLM
 
+    register_architecture("spannorm", "model.layers")
     AutoConfig.register("spannorm", SpanNormConfig, exist_ok=True)
     AutoModelForCausalLM.register(SpanNormConfig, SpanNormForCausalLM, exist_ok=True)
 

@@ -273,3 +273,20 @@ def test_a_row_of_padding_is_refused() -> None:
 def test_peri_is_another_name_for_sandwich() -> None:
     assert config("peri").norm_scheme == "sandwich"
     assert SpanNormConfig().residual_init == "inv_sqrt_depth"
+
+
+def test_compression_walks_the_blocks() -> None:
+    """Called one by one the blocks give what the model gives, and every matrix in them is found."""
+    from methods.common.hooks import block_calls
+    from methods.common.linear_layers import linear_layers, residual_blocks
+
+    for scheme in ("span", "siamese"):
+        made = model(scheme, 3)
+        names = {layer.parameter_name for layer in linear_layers(made)}
+        assert names == {n for n, p in made.named_parameters() if p.ndim == 2 and ".layers." in n}
+        blocks = residual_blocks(made)
+        with torch.no_grad():
+            hidden, calls = block_calls(made, blocks, ids())
+            for block, call in zip(blocks, calls, strict=True):
+                hidden = call.run(block, hidden)
+            assert torch.equal(made.model.norm(hidden), made.model(ids()).last_hidden_state)
