@@ -90,6 +90,13 @@ FLOWS: tuple[FlowEntry, ...] = (
         "the same on a sentence encoder: text tasks, full fine-tuning and LoRA",
         paper="merge_early_stop",
     ),
+    FlowEntry(
+        "littlebit2",
+        "flows.studies.littlebit2",
+        "flows.studies.littlebit2_config:LittleBit2Config",
+        "models below one bit per weight: the paper's claims against its baselines",
+        paper="littlebit2",
+    ),
 )
 
 

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from methods.common.errors import ConfigError, DataError, NumericalError
 from methods.littlebit2.layer import LATENT
-from methods.littlebit2.model import binary_layers
 from methods.littlebit2.signs import Gradient
 
 Reduction = Literal["batchmean", "token"]
@@ -107,7 +106,7 @@ def distill(
         DataError: tokens of a wrong shape, or a checkpoint of another run.
         NumericalError: the loss is not finite.
     """
-    layers = [layer for _, layer in binary_layers(student) if not layer.is_packed]
+    layers: list[Any] = [module for module in student.modules() if getattr(module, "trains_signs", False)]
     if not layers:
         raise ConfigError(
             "student: has no trainable binary layer; call compress_model first and pack it afterwards"

@@ -79,6 +79,11 @@ class LittleBitLinear(nn.Module):
     def is_packed(self) -> bool:
         return "weight" in self._buffers
 
+    @property
+    def trains_signs(self) -> bool:
+        """Whether distillation has latents of signs to train here."""
+        return not self.is_packed
+
     @classmethod
     def from_factors(
         cls, factors: BinaryFactors, bias: Tensor | None = None, *, gradient: Gradient = "smooth_sign"

@@ -5,13 +5,53 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
+from methods.littlebit2.config import LittleBitConfig
 from methods.littlebit2.factors import dual_svid
-from methods.littlebit2.signs import sgn
+from methods.littlebit2.model import target_layers
+from methods.littlebit2.signs import Gradient, binarize, sgn
 from methods.littlebit2.spectrum import Svd
 
 _SHRINK_POWER, _BETA, _KAPPA, _ROUNDS = 0.7, 10.0, 1.01, 30  # HQQ's own defaults, with a few rounds more
+
+
+class OneBitLinear(nn.Module):
+    """OneBit's layer for distillation: y = rows * (sgn(W) (columns * x)) + bias, W latent.
+
+    Args:
+        weight: [o, i], what the signs are taken of.
+        bias: [o] or None.
+    """
+
+    gradient: Gradient = "smooth_sign"
+    trains_signs = True
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        super().__init__()
+        rows, columns, _, _ = dual_svid(weight.float(), weight.float())
+        self.latent = nn.Parameter(weight.detach().float().clone())
+        self.rows, self.columns = nn.Parameter(rows), nn.Parameter(columns)
+        self.bias = None if bias is None else nn.Parameter(bias.detach().clone())
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """[..., i] -> [..., o]."""
+        signs = binarize(self.latent, self.gradient).to(inputs.dtype)
+        output = F.linear(inputs * self.columns, signs) * self.rows
+        return output if self.bias is None else output + self.bias
+
+
+def replace_by_one_bit(model: nn.Module) -> float:
+    """Replace the layers that `compress_model` would take, in place. Returns the stored bits per weight."""
+    bits = weights = 0
+    for target in target_layers(model, LittleBitConfig()):
+        outputs, inputs = target.weight.shape
+        bias = getattr(target.module, "bias", None)
+        model.set_submodule(target.name, OneBitLinear(target.weight, bias))
+        bits += outputs * inputs + 16 * (outputs + inputs)
+        weights += outputs * inputs
+    return bits / weights
 
 
 class Reconstruction(NamedTuple):

@@ -8,8 +8,7 @@ other documents than the training text.
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +19,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from methods.common.errors import DataError
-from methods.littlebit2.config import Init, LittleBitConfig
+from methods.littlebit2.config import LittleBitConfig
 from methods.littlebit2.distill import distill
 from methods.littlebit2.model import compress_model
+from methods.littlebit2.peers import replace_by_one_bit
 from methods.littlebit2.signs import Gradient
 
 Row = dict[str, Any]
@@ -36,7 +36,7 @@ class SmallSettings:
         hidden, feed_forward, layers, heads: of the Llama; the defaults make 1.4M parameters.
         length, batch_size: bytes of a sequence, sequences of a step.
         base_steps, base_lr: training of the teacher.
-        steps, lr: distillation; lr by initialisation was tuned on a seed of its own (see the card).
+        steps, lr: distillation; lr was tuned for `svd` on a seed of its own (see the card).
         hidden_weight: weight of the hidden states.
         eval_bytes: held-out bytes that are scored.
         probe_every: steps between scores for the curve.
@@ -48,13 +48,13 @@ class SmallSettings:
     heads: int = 4
     length: int = 128
     batch_size: int = 16
-    base_steps: int = 300
+    base_steps: int = 200
     base_lr: float = 3e-3
     steps: int = 60
-    lr: float = 1e-3
+    lr: float = 3e-3
     hidden_weight: float = 10.0
     gradient: Gradient = "smooth_sign"
-    eval_bytes: int = 32_768
+    eval_bytes: int = 16_384
     probe_every: int = 15
 
 
@@ -125,14 +125,34 @@ def train_base(settings: SmallSettings, tokens: Tensor, seed: int) -> Any:
     return model.eval()
 
 
+@dataclass(frozen=True)
+class Point:
+    """One student: how it is compressed. `method` is an initialisation, or `onebit`."""
+
+    method: str
+    bpp: float
+    residual: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.method}-{self.bpp:g}{'-residual' if self.residual else ''}"
+
+
+ONE_BIT = 1.09  # what OneBit takes in the default model, scales counted
+POINTS = (
+    *(Point(init, bpp) for bpp in (0.55, 0.3) for init in ("joint_itq", "random_rotation", "svd", "admm")),
+    Point("onebit", ONE_BIT),
+    Point("joint_itq", ONE_BIT, residual=True),
+)
+
+
 def distilled(
     teacher: Any,
     tokens: Tensor,
     heldout: Tensor,
     settings: SmallSettings,
+    point: Point,
     *,
-    init: Init,
-    bpp: float,
     seed: int,
     lr: float | None = None,
     checkpoint: Path | None = None,
@@ -140,10 +160,19 @@ def distilled(
     """Compress a copy of the teacher and distil it.
 
     Returns:
-        rows step, nats, loss: held-out nats per byte over the steps (0: before distillation); and the student.
+        rows method, bpp, residual, seed, nominal_bpp, clamped_layers, step, nats, loss: held-out nats per token
+        over the steps (0: before distillation); and the student.
     """
-    config = LittleBitConfig(bpp=bpp, init=init, seed=seed)
-    student, report = compress_model(deepcopy(teacher), config, n_jobs=1, gradient=settings.gradient)
+    student = deepcopy(teacher)
+    if point.method == "onebit":
+        nominal, clamped = replace_by_one_bit(student), 0
+    else:
+        init: Any = point.method
+        config = LittleBitConfig(bpp=point.bpp, init=init, residual=point.residual, seed=seed)
+        student, report = compress_model(student, config, n_jobs=1)
+        weights = sum(row["outputs"] * row["inputs"] for row in report)
+        nominal = sum(row["nominal_bpp"] * row["outputs"] * row["inputs"] for row in report) / weights
+        clamped = sum(row["clamped"] for row in report)
     history = distill(
         student,
         teacher,
@@ -152,54 +181,16 @@ def distilled(
         batch_size=settings.batch_size,
         lr=settings.lr if lr is None else lr,
         hidden_weight=settings.hidden_weight,
+        gradient=settings.gradient,
         seed=seed,
         checkpoint=checkpoint,
         probe=lambda model: nats_per_token(model, heldout),
         probe_every=settings.probe_every,
     )
-    weights = sum(row["outputs"] * row["inputs"] for row in report)
-    bits = sum(row["nominal_bpp"] * row["outputs"] * row["inputs"] for row in report)
-    common = {"init": init, "bpp": bpp, "seed": seed, "nominal_bpp": bits / weights}
-    common |= {"clamped_layers": sum(row["clamped"] for row in report)}
+    common = {"method": point.method, "bpp": point.bpp, "residual": point.residual, "seed": seed}
+    common |= {"nominal_bpp": nominal, "clamped_layers": clamped}
     return [
         common | {"step": int(row["step"]), "nats": row["probe"], "loss": row.get("loss", float("nan"))}
         for row in history
         if "probe" in row
     ], student
-
-
-def small_rows(
-    texts: Iterable[str],
-    heldout_texts: Iterable[str],
-    settings: SmallSettings,
-    *,
-    seed: int,
-    points: Iterable[tuple[float, Init]],
-    done: Callable[[str], list[Row] | None] = lambda _: None,
-    keep: Callable[[str, list[Row]], None] = lambda *_: None,
-) -> list[Row]:
-    """Everything for one seed: the teacher, then each (bpp, init).
-
-    Args:
-        done: rows of a part that an earlier, killed call has finished, by its name; None when it has not.
-        keep: called with each finished part.
-    """
-    tokens = byte_rows(texts, settings.length)
-    heldout = byte_rows(heldout_texts, settings.length, settings.eval_bytes)
-    rows: list[Row] = []
-    teacher = None
-    for bpp, init in points:
-        name = f"{init}-{bpp:g}"
-        found = done(name)
-        if found is None:
-            begin = time.perf_counter()
-            if teacher is None:
-                teacher = train_base(settings, tokens, seed)
-                base = nats_per_token(teacher, heldout)
-            found, _ = distilled(teacher, tokens, heldout, settings, init=init, bpp=bpp, seed=seed)
-            size = sum(p.numel() for p in teacher.parameters())
-            found = [row | {"teacher_nats": base, "teacher_parameters": size} for row in found]
-            found[-1]["seconds"] = time.perf_counter() - begin
-            keep(name, found)
-        rows += found
-    return rows

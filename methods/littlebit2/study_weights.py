@@ -199,3 +199,17 @@ def _basis(numbers: np.random.Generator, size: int, kind: str) -> np.ndarray[Any
         entries = np.sign(entries) * np.abs(entries) ** 3
     q, r = np.linalg.qr(entries)
     return np.asarray(q * np.sign(np.diag(r)))
+
+
+def iteration_rows(places: Sequence[LayerPlace], counts: Sequence[int], *, bpp: float = 0.55) -> list[Row]:
+    """Joint-ITQ's error after so many updates of the rotation, and that of the unrotated factors."""
+    rows: list[Row] = []
+    for place in places:
+        weight = place.read()
+        svd = truncated_svd(weight, min(weight.shape))
+        plain = factorize(weight, config=LittleBitConfig(bpp=bpp, init="svd"), name=place.name, svd=svd)
+        rows.append({"layer": place.name, "n_iter": -1, "error": plain.stats["error"]})
+        for count in counts:
+            made = factorize(weight, config=LittleBitConfig(bpp=bpp, n_iter=count), name=place.name, svd=svd)
+            rows.append({"layer": place.name, "n_iter": count, "error": made.stats["error"]})
+    return rows

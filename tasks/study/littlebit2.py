@@ -1,0 +1,259 @@
+"""The study of `littlebit2` as three steps, each resumable part by part: weights, small models, the model itself."""
+
+import json
+import logging
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from tasks.reference import Reference
+from tasks.step import step
+from tasks.study.littlebit2_config import ModelStudy, SmallStudy, WeightsStudy
+
+logger = logging.getLogger("seedloom")
+ROWS = "rows"
+FULL_SEEDS, FULL_EVERY_BLOCK = (0, 1, 2, 3, 4), 5
+WIDE = ((0.3, False), (1.0, False), (0.3, True), (0.55, True), (1.0, True))
+GAMMAS = (0.2, 0.3, 0.4, 0.45, 0.5, 0.55, 0.6, 0.8, 1.0)
+ITERATIONS = (0, 5, 20, 50, 100)
+
+
+class Parts:
+    """Finished parts of a step, a JSON file each, so that a killed step goes on."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def get(self, name: str) -> list[dict[str, Any]] | None:
+        file = self.folder / f"{name}.json"
+        return json.loads(file.read_text()) if file.exists() else None
+
+    def keep(self, name: str, rows: Sequence[dict[str, Any]]) -> None:
+        partial = self.folder / f"{name}.partial"
+        partial.write_text(json.dumps(list(rows)))
+        partial.replace(self.folder / f"{name}.json")
+
+    def frame(self, names: Sequence[str]) -> pd.DataFrame:
+        rows = [row for name in names for row in self.get(name) or []]
+        return pd.DataFrame(rows)
+
+
+def _write(out: Path, frames: dict[str, pd.DataFrame]) -> dict[str, Any]:
+    """CSV files without measured times, which are no part of the result."""
+    seconds: dict[str, Any] = {}
+    for name, frame in frames.items():
+        if "seconds" in frame:
+            key = "method" if "method" in frame else frame.columns[0]
+            seconds[name] = frame.groupby(key, sort=True).seconds.sum().round(3).to_dict()
+            frame = frame.drop(columns="seconds")
+        frame.to_csv(out / f"{name}.csv", index=False)
+    shutil.rmtree(out / ROWS)
+    return {"frames": sorted(frames), "timings": {"by_part": seconds}}
+
+
+@step("study-littlebit2-weights", kind="report", version="1", timeout_seconds=24 * 3600)
+def weights_study(out: Path, *, settings: WeightsStudy, model: Reference, full: bool) -> dict[str, Any]:
+    """Errors of every layer by each initialisation and peer, synthetic spectra, and the number of iterations."""
+    import torch
+
+    from methods.littlebit2.study_weights import Grid, all_rows, iteration_rows, layer_places, synthetic_rows
+
+    parts = Parts(out / ROWS)
+    places = layer_places(model.path)
+    every = FULL_EVERY_BLOCK if full else settings.every_block
+    plain = Grid()
+    wide = Grid(((0.55, False), *WIDE), ((0.3, False), (0.55, False), (1.0, True)), peers=True)
+    work = [(p, wide if p.block % every == 0 else plain) for p in places]
+    missing = [(p, grid) for p, grid in work if parts.get(p.name) is None]
+    # The longest first, so that no core waits at the end.
+    missing.sort(key=lambda item: -len(item[1].points))
+    done = len(work) - len(missing)
+    for name, rows in all_rows(missing, n_jobs=settings.processes):
+        parts.keep(name, rows)
+        done += 1
+        if done % 30 == 0 or done == len(work):
+            logger.info("study: %d of %d layers", done, len(work))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # sums, and so the last digits, depend on the number of threads
+    try:
+        if parts.get("synthetic") is None:
+            parts.keep("synthetic", synthetic_rows(GAMMAS))
+        if parts.get("iterations") is None:
+            middle = max(p.block for p in places) // 2
+            chosen = [p for p in places if p.block == middle]
+            parts.keep("iterations", iteration_rows(chosen, ITERATIONS))
+    finally:
+        torch.set_num_threads(threads)
+    frames = {
+        "layers": parts.frame([p.name for p in places]),
+        "synthetic": parts.frame(["synthetic"]),
+        "iterations": parts.frame(["iterations"]),
+    }
+    return _write(out, frames)
+
+
+@step("study-littlebit2-small", kind="report", version="1", timeout_seconds=24 * 3600)
+def small_study(out: Path, *, settings: SmallStudy, text: Reference, full: bool) -> dict[str, Any]:
+    """Teachers, then each student of each seed, over processes."""
+    from methods.littlebit2.study_small import POINTS
+
+    parts = Parts(out / ROWS)
+    seeds = FULL_SEEDS if full else settings.seeds
+    teachers = [(settings, text.path, out, seed) for seed in seeds]
+    for _ in _spread(_teacher, teachers, settings.processes):
+        logger.info("study: a teacher is trained")
+    names = [(seed, point) for seed in seeds for point in POINTS]
+    missing = [
+        (settings, text.path, out, seed, point.name)
+        for seed, point in names
+        if not parts.get(_key(seed, point.name))
+    ]
+    done = len(names) - len(missing)
+    for (_, _, _, seed, name), rows in _spread(_student, missing, settings.processes):
+        parts.keep(_key(seed, name), rows)
+        done += 1
+        logger.info("study: %d of %d students", done, len(names))
+    summary = _write(out, {"small": parts.frame([_key(seed, point.name) for seed, point in names])})
+    shutil.rmtree(out / "teachers")
+    return summary
+
+
+def _key(seed: int, name: str) -> str:
+    return f"{seed}-{name}"
+
+
+def _spread(
+    work: Callable[..., Any], arguments: Sequence[tuple[Any, ...]], processes: int
+) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Results as they finish, over processes with one thread each."""
+    if processes == 1:
+        _one_thread()
+        yield from ((given, work(*given)) for given in arguments)
+        return
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=_one_thread) as pool:
+        running = {pool.submit(work, *given): given for given in arguments}
+        try:
+            for future in as_completed(running):
+                yield running[future], future.result()
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _one_thread() -> None:
+    import torch
+
+    torch.set_num_threads(1)
+
+
+def _small_settings(settings: SmallStudy) -> Any:
+    from methods.littlebit2.study_small import SmallSettings
+
+    return SmallSettings(
+        base_steps=settings.base_steps, steps=settings.distill_steps, lr=settings.distill_rate
+    )
+
+
+def _small_text(text: Path, own: Any) -> tuple[Any, Any]:
+    from methods.littlebit2.study_small import byte_rows
+    from tasks.compress.prune import text_documents
+
+    tokens = byte_rows(text_documents(text / "calibration"), own.length)
+    return tokens, byte_rows(text_documents(text), own.length, own.eval_bytes)
+
+
+def _teacher(settings: SmallStudy, text: Path, out: Path, seed: int) -> None:
+    from methods.littlebit2.study_small import train_base
+
+    folder = out / "teachers" / str(seed)
+    if folder.exists():
+        return
+    own = _small_settings(settings)
+    model = train_base(own, _small_text(text, own)[0], seed)
+    partial = folder.with_suffix(".partial")
+    model.save_pretrained(partial)
+    partial.rename(folder)
+
+
+def _student(settings: SmallStudy, text: Path, out: Path, seed: int, name: str) -> list[dict[str, Any]]:
+    import time
+
+    from transformers import AutoModelForCausalLM
+
+    from methods.littlebit2.study_small import POINTS, distilled, nats_per_token
+    from tasks.quiet import quiet_progress
+
+    begin = time.perf_counter()
+    own = _small_settings(settings)
+    tokens, heldout = _small_text(text, own)
+    with quiet_progress():
+        teacher = AutoModelForCausalLM.from_pretrained(str(out / "teachers" / str(seed)))
+    teacher = teacher.eval().requires_grad_(False)
+    point = next(point for point in POINTS if point.name == name)
+    rows, _ = distilled(teacher, tokens, heldout, own, point, seed=seed)
+    facts = {
+        "teacher_nats": nats_per_token(teacher, heldout),
+        "teacher_parameters": sum(p.numel() for p in teacher.parameters()),
+    }
+    rows[-1]["seconds"] = time.perf_counter() - begin
+    return [row | facts for row in rows]
+
+
+@step("study-littlebit2-model", kind="report", version="1", timeout_seconds=7 * 24 * 3600)
+def model_study(out: Path, *, settings: ModelStudy, model: Reference, text: Reference) -> dict[str, Any]:
+    """The model compressed and distilled from each initialisation, and its peers; `out/<method>` are packed folders."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from methods.littlebit2.distill import token_blocks
+    from methods.littlebit2.study_model import ModelPlan, distilled_rows, peer_rows
+    from tasks.compress.prune import progress_bar, text_documents
+    from tasks.one_model import one_model_at_a_time
+    from tasks.quiet import quiet_progress
+
+    parts = Parts(out / ROWS)
+    tokenizer = AutoTokenizer.from_pretrained(str(model.path), local_files_only=True)
+    tokens = token_blocks(tokenizer, text_documents(text.path / "calibration"), settings.length)
+    heldout = token_blocks(tokenizer, text_documents(text.path), settings.length, settings.scored_tokens)
+
+    def load() -> Any:
+        with one_model_at_a_time, quiet_progress():
+            return AutoModelForCausalLM.from_pretrained(
+                str(model.path), dtype=torch.float32, use_safetensors=True, local_files_only=True
+            ).eval()
+
+    plan = ModelPlan(
+        bpp=settings.bpp,
+        steps=max(1, settings.tokens // (settings.batch * settings.length)),
+        batch=settings.batch,
+        rate=settings.rate,
+    )
+    if parts.get("peers") is None:
+        parts.keep("peers", peer_rows(load, heldout))
+    for method in settings.methods:
+        if parts.get(method) is None:
+            with (
+                progress_bar(f"{method} layers", "layer") as on_layer,
+                progress_bar(method, "step") as on_step,
+            ):
+                rows = distilled_rows(
+                    load, tokens, heldout, plan, method, out, on_layer=on_layer, on_step=on_step
+                )
+            parts.keep(method, rows)
+            shutil.rmtree(out / f"{method}.parts")
+            tokenizer.save_pretrained(out / method)
+            logger.info("study: %s distilled, perplexity %.1f", method, rows[-1]["perplexity"])
+    facts = {"text_tokens": tokens.numel(), "scored_tokens": heldout.numel(), "steps": plan.steps}
+    facts["read_tokens"] = plan.steps * plan.batch * settings.length
+    return _write(out, {"model": parts.frame(["peers", *settings.methods])}) | {"facts": facts}
+
+
+def read_frames(folders: Sequence[Path]) -> dict[str, pd.DataFrame]:
+    """The frames of finished study steps."""
+    return {path.stem: pd.read_csv(path) for folder in folders for path in sorted(folder.glob("*.csv"))}

@@ -1,0 +1,78 @@
+"""Settings of the study of `littlebit2`. Imports nothing heavy."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from tasks.config import Config
+from tasks.prepare.config import ModelSettings, TextSettings
+
+
+class WeightsStudy(Config):
+    """Reconstruction errors of every linear layer of a model."""
+
+    every_block: int = Field(
+        default=10,
+        ge=1,
+        le=1_000,
+        description="Further bit budgets, ADMM and the other peers on every so-manieth block; the ordering at 0.55 "
+        "bits is measured on all layers. The full profile takes every fifth block",
+    )
+    processes: int = Field(
+        default=2, ge=1, le=256, description="Layers or students at the same time, each on one core"
+    )
+
+
+class SmallStudy(Config):
+    """Small models trained here, compressed by every initialisation, distilled alike."""
+
+    seeds: tuple[int, ...] = Field(
+        default=(0, 1, 2),
+        min_length=3,
+        description="Independent teachers and distillations; the full profile has five",
+    )
+    base_steps: int = Field(default=200, ge=1, le=1_000_000, description="Optimiser steps of a teacher")
+    distill_steps: int = Field(
+        default=60, ge=1, le=1_000_000, description="Optimiser steps of a distillation"
+    )
+    distill_rate: float = Field(
+        default=3e-3, gt=0, le=1, description="Peak learning rate of the distillation"
+    )
+    processes: int = Field(
+        default=2, ge=1, le=256, description="Layers or students at the same time, each on one core"
+    )
+
+
+class ModelStudy(Config):
+    """The model itself compressed, distilled and scored; only in the full profile."""
+
+    methods: tuple[Literal["joint_itq", "random_rotation", "svd", "admm"], ...] = Field(
+        default=("joint_itq", "svd"),
+        min_length=1,
+        description="Initialisations that the model is distilled from",
+    )
+    bpp: float = Field(default=0.55, gt=0, le=4, description="Bits per weight of the compressed model")
+    tokens: int = Field(
+        default=40_960, ge=1, description="Tokens of distillation text that each student reads"
+    )
+    rate: float = Field(default=1e-3, gt=0, le=1, description="Peak learning rate")
+    length: int = Field(default=128, ge=8, le=32_768, description="Tokens of a sequence")
+    batch: int = Field(default=4, ge=1, le=4_096, description="Sequences of a step")
+    scored_tokens: int = Field(default=4_096, ge=128, description="Held-out tokens that are scored")
+
+
+class LittleBit2Study(Config):
+    """The paper's claims on a real model's weights, on small models trained here, and on the model itself."""
+
+    model: ModelSettings = Field(default=ModelSettings(), description="The model whose layers are compressed")
+    text: TextSettings = Field(
+        default=TextSettings(heldout_bytes=100_000, calibration_bytes=3_000_000, document_bytes=20_000),
+        description="Text to train and distil on (the calibration part) and to judge on (other documents)",
+    )
+    profile: Literal["default", "full"] = Field(
+        default="default",
+        description="default: within minutes; full: more layers and seeds, and the model itself distilled and scored",
+    )
+    weights: WeightsStudy = Field(default=WeightsStudy(), description="Reconstruction of the model's layers")
+    small: SmallStudy = Field(default=SmallStudy(), description="Small models trained here")
+    distilled: ModelStudy = Field(default=ModelStudy(), description="The model itself, in the full profile")
