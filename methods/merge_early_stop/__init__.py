@@ -1,8 +1,7 @@
 """Experts that merge: task-dependent early stopping, merging operators, and the diagnostics of over-training.
 
 Horoi, Wolf, Belilovsky, Dziugaite, "From Memorization to Parameter Interference: How Overtraining Experts
-Harms
-Model Merging", ICML 2026 (arXiv 2506.14126).
+Harms Model Merging", ICML 2026 (arXiv 2506.14126).
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """LoRA adapters as dense task vectors: tau = s B A per adapted matrix, computed row range by row range.
 
-Adapters are never merged by averaging A and B: mean(B_t) mean(A_t) is not mean(B_t A_t).
-What `adapter_config.json` may contain and this module does not know how to turn into a dense difference from
-the
+Adapters are never merged by averaging A and B: mean(B_t) mean(A_t) is not mean(B_t A_t). What
+`adapter_config.json` may contain and this module does not know how to turn into a dense difference from the
 *unchanged* base (DoRA, trained biases, initialisations that alter the base, ...) is refused, not ignored.
 """
 
@@ -34,8 +33,9 @@ _ALTERS_BASE = ("pissa", "olora", "loftq", "corda", "lora_ga")
 
 
 class Factors(NamedTuple):
-    """tau = scale * left @ right, `left` [rows, r], `right` [r, columns]; a convolution keeps its tau in
-    `dense`.
+    """tau = scale * left @ right with `left` [rows, r] and `right` [r, columns].
+
+    A convolution keeps its tau in `dense`.
     """
 
     left: Tensor
@@ -84,15 +84,12 @@ def check_config(config: Mapping[str, Any], label: str) -> None:
     if isinstance(init, str) and init.lower().startswith(_ALTERS_BASE):
         raise DataError(
             f"adapter {label}: init_lora_weights={init!r} changed the base weights; convert it to a plain "
-            "LoRA when "
-            "saving (path_initial_model_for_weight_conversion)"
+            "LoRA when saving (path_initial_model_for_weight_conversion)"
         )
 
 
 def scaling(config: Mapping[str, Any], module: str, rank: int, label: str) -> float:
-    """alpha/r, or alpha/sqrt(r) with `use_rslora`; `rank_pattern` and `alpha_pattern` as peft matches
-    them.
-    """
+    """alpha/r, or alpha/sqrt(r) with `use_rslora`; patterns of rank and alpha as peft matches them."""
 
     def pattern(field: str, default: Any) -> Any:
         patterns = config.get(field) or {}
@@ -109,8 +106,9 @@ def scaling(config: Mapping[str, Any], module: str, rank: int, label: str) -> fl
 
 
 def _find(module_weight: str, base: Mapping[str, tuple[int, ...]]) -> str | None:
-    """The base's name of a weight: the same, or the only one that differs by a prefix (a head around the
-    body).
+    """The base's name of a weight.
+
+    It is the same, or the only one that differs by a prefix (a head around the body).
     """
     if module_weight in base:
         return module_weight

@@ -1,8 +1,7 @@
 """Which examples are hard, when they dominate training, and which the merge forgets (section 2.3).
 
-EL2N (Paul, Ganguli, Dziugaite 2021): d_i = mean over K seeds of || softmax(f(x_i)) - onehot(y_i) ||_2 in [0,
-sqrt 2],
-with f trained for a few steps only. Scores from the end of training would be circular.
+EL2N (Paul, Ganguli, Dziugaite 2021): d_i = mean over K seeds of || softmax(f(x_i)) - onehot(y_i) ||_2, in
+[0, sqrt 2], with f trained for a few steps only. Scores from the end of training would be circular.
 """
 
 from __future__ import annotations
@@ -38,11 +37,13 @@ def el2n_scores(logits: Tensor, labels: Tensor, classes: Sequence[int] | None = 
     Args:
         logits: `[n, C]`, or `[n, tokens, C]` for teacher-forced text.
         labels: `[n]`, or `[n, tokens]` with -100 where there is no target; the result is then the mean over
-        targets.
+            targets.
         classes: restrict the vocabulary to these columns (label words) before the softmax; labels are columns
-        of the
-            full vocabulary.
-    Returns: `[n]` float64 in [0, sqrt 2]. Errors: `DataError` for a label outside the classes or no target.
+            of the full vocabulary.
+
+    Returns: `[n]` float64 in [0, sqrt 2].
+
+    Errors: `DataError` for a label outside the classes or no target.
     """
     if classes is not None:
         place = torch.full((logits.shape[-1],), -1, dtype=torch.long)
@@ -131,8 +132,8 @@ def bin_statistics(
     Args:
         gradient: `none`; `last_layer`: exact squared gradient norm of the last linear layer with bias,
             ||p - y||^2 (||h||^2 + 1), with h from `features_fn(model, inputs)`; `full`: per-sample gradients
-            of all
-            trainable parameters on `subset` examples spread evenly over the data.
+            of all trainable parameters on `subset` examples spread evenly over the data.
+
     Returns: one row a bin: `bin, n, accuracy, mean_loss, loss_share`, and `gradient_share` if asked for.
     Shares sum to 1.
     """
@@ -164,8 +165,9 @@ def bin_statistics(
 
 
 def per_sample_gradient_squares(model: nn.Module, dataset: Split, index: Tensor) -> Tensor:
-    """||d loss_i / d theta||^2 `[len(index)]` over the trainable parameters, for (inputs, labels) data
-    (torch.func).
+    """||d loss_i / d theta||^2 `[len(index)]` over the trainable parameters, by torch.func.
+
+    The data set must consist of (inputs, labels).
     """
     trainable = {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}
     rest = {
@@ -209,12 +211,11 @@ def forgetting_rates(
     bins: int = 10,
     flipped: Tensor | None = None,
 ) -> pd.DataFrame:
-    """Forgetting of each difficulty bin: |correct by the expert, wrong by the merge| / |correct by the
-    expert|.
+    """Forgetting by difficulty bin: |correct by the expert, wrong by the merge| / |correct by the expert|.
 
     All `[n]`; `flipped` marks examples with an injected wrong label. One row a bin: `bin, n, memorised,
-    forgotten,
-    forgetting_rate` (NaN where nothing was memorised), and `flipped, flipped_memorised, flipped_forgotten`.
+    forgotten, forgetting_rate` (NaN where nothing was memorised), and `flipped, flipped_memorised,
+    flipped_forgotten`.
     """
     where = difficulty_bins(difficulty, bins)
     lost = expert_correct & ~merged_correct

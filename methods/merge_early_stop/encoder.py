@@ -1,9 +1,9 @@
 """Text tasks on one sentence encoder: the language bench of the study (brief, sections 6 and 8.11).
 
-The head is frozen, as CLIP's text head is in the paper's vision runs: an example's logits are the cosines of its
-sentence vector with the *base* model's vectors of its possible answers, over a temperature. Answers are label
-phrases of the task ("This film is bad.") or the example's own choices. So every task has a label space of its own,
-nothing of a task's head is trained, and all trained parameters can be merged.
+The head is frozen, as CLIP's text head is in the paper's vision runs: an example's logits are the cosines of
+its sentence vector with the *base* model's vectors of its possible answers, over a temperature. Answers are
+label phrases of the task ("This film is bad.") or the example's own choices. So every task has a label space
+of its own, nothing of a task's head is trained, and all trained parameters can be merged.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ LORA_TARGETS = ["query", "key", "value", "dense"]  # every linear layer of a BER
 
 
 class TextExample(NamedTuple):
-    """A text, its possible answers and the index of the right one. `group`: what must not be split between parts."""
+    """A text, its possible answers and the index of the right one.
+
+    `group`: what must not be split between parts.
+    """
 
     text: str
     answers: tuple[str, ...]
@@ -57,8 +60,8 @@ def split_examples(
 ) -> dict[str, list[TextExample]]:
     """Draw disjoint parts, whole groups at a time; texts that differ only in case and spacing count as one.
 
-    Tasks whose answers are the same for all examples are balanced: each part has equally many of each answer (up to
-    one), so that an accuracy says something without the share of the largest class.
+    Tasks whose answers are the same for all examples are balanced: each part has equally many of each answer
+    (up to one), so that an accuracy says something without the share of the largest class.
 
     Errors: `DataError` when the examples do not suffice, with both numbers.
     """
@@ -129,7 +132,7 @@ class PrototypeEncoder(nn.Module):
         self.vectors: Tensor
 
     def vectors_of(self, index: Sequence[int]) -> Tensor:
-        """Sentence vectors `[n, hidden]` of stored texts; texts of like length go through the encoder together."""
+        """Sentence vectors `[n, hidden]` of stored texts; those of like length are encoded together."""
         if self.training or len(index) <= EVALUATION_BATCH:
             return mean_vector(self.encoder, *self.store.padded(index), self.dtype)
         order = sorted(range(len(index)), key=lambda i: len(self.store.tokens[index[i]]))

@@ -1,8 +1,8 @@
 """The encoder study's frames against what was laid down before it ran (see `encoder_study`).
 
-Differences of scores are in points (hundredths), read on the test split; lengths and lambda were chosen on the select
-split. A bar was given by the brief only as "the same curves": the bars here are the smallest differences that the
-test sets (1,250 texts) can show.
+Differences of scores are in points (hundredths), read on the test split; lengths and lambda were chosen on
+the select split. A bar was given by the brief only as "the same curves": the bars here are the smallest
+differences that the test sets (1,250 texts) can show.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""The study on a sentence encoder: training length and stopping rules, by full fine-tuning and by LoRA (bar 11).
+"""The study on a sentence encoder: training length and stopping rules, full fine-tuning and LoRA (bar 11).
 
 Laid down before the first run, so that the result cannot choose the question:
 
     table    own and merged score (average, task arithmetic, TIES) for every length, kind of training and seed;
              lambda is chosen anew on the select split for every cell.
-    effect   over-training harms merging if the length with the best *select* score beats the longest length on the
-             test split by at least one point, in every seed. The best cell of the test row itself is not used: the
-             largest of seven noisy numbers always "beats" the last.
-    stopping `MergeEarlyStopping` against the habit: transformers' EarlyStoppingCallback, an evaluation an epoch,
-             patience 3, best checkpoint restored; both merged by task arithmetic and by TIES as mergekit does it
-             (trim per tensor), lambda chosen alike.
+    effect   over-training harms merging if the length with the best *select* score beats the longest length on
+             the test split by at least one point, in every seed. The best cell of the test row itself is not
+             used: the largest of seven noisy numbers always "beats" the last.
+    stopping `MergeEarlyStopping` against the habit: transformers' EarlyStoppingCallback, an evaluation an
+             epoch, patience 3, best checkpoint restored; both merged by task arithmetic and by TIES as mergekit
+             does it (trim per tensor), lambda chosen alike.
 
 One job is one (kind, seed): parts of the tasks, order, dropout and LoRA's start are drawn from the seed.
 """
@@ -113,7 +113,8 @@ def encoder_job(
     """Frames `sweep`, `per_task`, `stopping`, `stop_steps` and `costs` of one kind and seed.
 
     Args:
-        bench: the tasks as drawn for this seed. bank: a folder for the experts, from which a killed job goes on.
+        bench: the tasks as drawn for this seed.
+        bank: a folder for the experts, from which a killed job goes on.
         progress: called with a line after each part.
 
     `costs` holds seconds and is not the same in two equal runs; all others are.
@@ -187,7 +188,10 @@ def _kept_sweep(
     rule: MergeRule,
     scorer: MergeScorer,
 ) -> Sweep:
-    """The lengths under one method. The average has no lambda: its norm-matched control would be task arithmetic's."""
+    """The lengths under one method.
+
+    The average has no lambda: its norm-matched control would be that of task arithmetic.
+    """
 
     def make() -> dict[str, Rows]:
         made = length_sweep(
@@ -207,10 +211,10 @@ def _stopping(
     sweep: pd.DataFrame,
     scorer: MergeScorer,
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Rows (strategy, method) with own and merged test scores; rows (strategy, task) with kept and trained steps.
+    """Rows (strategy, method) with own and merged test scores; rows (strategy, task) with steps.
 
-    Strategies: `full`, `own_optimum` (each expert's best swept length on its own stop split), the habit, the judged
-    stopper, its watchers, and `best_uniform` (one length for all, by the method's select score).
+    Strategies: `full`, `own_optimum` (each expert's best swept length on its own stop split), the habit, the
+    judged stopper, its watchers, and `best_uniform` (one length for all, by the method's select score).
     """
     longest = max(settings.steps)
     everywhere = dict.fromkeys(bench.tasks, longest)

@@ -3,8 +3,7 @@
 For experts i < j, over all coordinates k of the merged tensors:
     cosine                    <tau_i, tau_j> / (||tau_i|| ||tau_j||)
     sign conflict             #{k: tau_ik tau_jk < 0} / #{k: tau_ik tau_jk != 0}
-    weighted sign conflict    sum_k min(|tau_ik|, |tau_jk|) [tau_ik tau_jk < 0] / sum_k min(|tau_ik|,
-    |tau_jk|)
+    weighted sign conflict    sum_k m_k [tau_ik tau_jk < 0] / sum_k m_k, m_k = min(|tau_ik|, |tau_jk|)
 and for all together
     keep rate                 sum_k |sum_t tau_tk| / sum_k sum_t |tau_tk|
 A quotient without a denominator (zero vectors) is 0; the keep rate of nothing is 1.
@@ -26,8 +25,9 @@ from methods.merge_early_stop.operators import InMemory, StateDict, TaskVectors
 
 @dataclass(frozen=True)
 class Interference:
-    """`norms` [T]; `cosine`, `sign_conflict`, `weighted_sign_conflict` [T, T] symmetric (float64);
-    `keep_rate` in [0, 1].
+    """What `interference` found among T experts, float64.
+
+    `norms` [T]; `cosine`, `sign_conflict`, `weighted_sign_conflict` [T, T] symmetric; `keep_rate` in [0, 1].
     """
 
     experts: tuple[str, ...]
@@ -51,8 +51,9 @@ class Interference:
 
 
 def interference(taus: Sequence[StateDict] | TaskVectors, names: Sequence[str] | None = None) -> Interference:
-    """The metrics of task vectors held in memory or streamed. `ConfigError` for no expert or differing
-    shapes.
+    """The metrics of task vectors held in memory or streamed.
+
+    Errors: `ConfigError` for no expert or differing shapes.
     """
     stream: TaskVectors = InMemory(taus, names) if isinstance(taus, Sequence) else taus
     count = len(stream.experts)
@@ -101,8 +102,7 @@ def lora_gram(adapters: Sequence[Mapping[str, tuple[Tensor, Tensor, float]]]) ->
     """Inner products `[T, T]` of LoRA task vectors without ever forming them (float64).
 
     `adapters[t][module] = (B [out, r], A [r, in], s)`; modules that one of the two lacks contribute nothing.
-    Per module
-    <dW_i, dW_j> = s_i s_j tr((B_i^T B_j)(A_j A_i^T)).
+    Per module <dW_i, dW_j> = s_i s_j tr((B_i^T B_j)(A_j A_i^T)).
     """
     count = len(adapters)
     gram = torch.zeros(count, count, dtype=torch.float64)

@@ -39,8 +39,9 @@ def truncated(delta: Tensor, rank: int, seed: int = 0) -> tuple[Tensor, Tensor, 
 def write_adapter(
     folder: Path, base_path: Path, operator: Operator, stream: ExpertStream, rank: int
 ) -> dict[str, Any]:
-    """Write `adapter_model.safetensors` and `adapter_config.json`; only 2-D weights may differ from the
-    base.
+    """Write `adapter_model.safetensors` and `adapter_config.json`.
+
+    Only 2-D weights may differ from the base.
     """
     from methods.merge_early_stop.merge import merge_record
 

@@ -1,8 +1,8 @@
 """`merge`, `task_vector`, `tune_lambda`: experts of one base into one model (section 2.1).
 
 Folders are merged tensor by tensor: what is in memory is a piece of the base and of each expert, never a
-model. The
-output is a normal model folder (the base's shards, configuration and tokenizer), complete or absent.
+model. The output is a normal model folder (the base's shards, configuration and tokenizer), complete or
+absent.
 """
 
 from __future__ import annotations
@@ -66,8 +66,9 @@ def task_vector(base: Model, expert: Model, *, exclude: Sequence[str] = ()) -> d
 def merge_direction(
     base: Model, experts: Experts, method: Method = "task_arithmetic", **options: Any
 ) -> dict[str, Tensor]:
-    """The merged vector at lambda = 1 in memory: merged(lambda) = theta_0 + lambda * direction for every
-    operator.
+    """The merged vector at lambda = 1, in memory.
+
+    For every operator merged(lambda) = theta_0 + lambda * direction.
     """
     operator, stream = _open(base, experts, method, 1.0, options)
     result: dict[str, Tensor] = {}
@@ -121,11 +122,10 @@ def merge(
 
     Args:
         base, experts: state dicts, modules, folders of safetensors; experts also PEFT adapter folders or
-        models.
-            `experts` is a list, or a mapping from names.
+            models. `experts` is a list, or a mapping from names.
         method: `average`, `task_arithmetic`, `ties`, `dare`, or a function `[T, n] -> [n]`.
         out: folder to write, for a base given as folder. It must be absent or empty; it appears complete or
-        not at all.
+            not at all.
         lambda_: factor of the merged vector; None: the plain average, else 1.
         density, trim, drop, then, seed, dtype: see `Operator`.
         names: names of the experts, for error messages and DARE's masks.
@@ -139,8 +139,7 @@ def merge(
     Errors: `ConfigError` (empty list, lambda NaN, density outside (0, 1], unknown option, `out` not empty),
     `DataError` (names or shapes differ: they are listed; an adapter that is no plain LoRA; damaged files),
     `NumericalError` (NaN or infinite task vectors, overflow of the output type). Integer tensors are copied
-    from
-    the base with a warning.
+    from the base with a warning.
     """
     save_dtype: torch.dtype | None = options.pop("save_dtype", None)
     lora_rank: int | None = options.pop("lora_rank", None)
@@ -186,8 +185,7 @@ def tune_lambda(
     """The lambda of the grid with the best `score_fn(merged)` (higher is better; the smallest wins a draw).
 
     One lambda for all tasks, as in task arithmetic. `score_fn` must use a split that neither trained, nor
-    stopped the
-    experts, nor is reported. The merged vector is computed once.
+    stopped the experts, nor is reported. The merged vector is computed once.
     """
     if not lambdas:
         raise ConfigError("lambdas is empty; give at least one value")

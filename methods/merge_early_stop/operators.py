@@ -9,9 +9,8 @@ Notation: theta_0 base, tau_t = theta_t - theta_0 the task vector of expert t of
                                                                            (Yu et al. 2024)
 
 Everything is elementwise but two numbers of TIES: each expert's trimming threshold and the majority sign.
-Both come
-from passes over the stream, so memory stays at T pieces of `PIECE` elements however large the model is.
-All computation is in float32 (float64 when asked), whatever the type on disk.
+Both come from passes over the stream, so memory stays at T pieces of `PIECE` elements however large the model
+is. All computation is in float32 (float64 when asked), whatever the type on disk.
 """
 
 from __future__ import annotations
@@ -40,16 +39,16 @@ class Operator:
 
     Args:
         method: one of `METHODS`, or a function `[T, n] -> [n]` applied to pieces of the flattened task
-        vectors.
+            vectors.
         lambda_: factor of the merged vector. None: 1/T for average, 1 otherwise.
         density: TIES: fraction k in (0, 1] of largest-magnitude entries that survive the trim.
         trim: TIES: threshold over the whole vector ("global", the original) or for each tensor ("per_tensor",
             what mergekit does, which also breaks zero-sum ties to plus).
         drop: DARE: p in [0, 1), the probability to drop an entry.
         then: DARE: what follows: average, task_arithmetic, or ties (sign election and disjoint mean, no
-        second trim).
+            second trim).
         seed: DARE: masks are drawn per expert name and tensor name from it, so that streaming order does not
-        matter.
+            matter.
     """
 
     method: Method = "task_arithmetic"
@@ -104,9 +103,7 @@ class TaskVectors(Protocol):
     def numel(self, name: str) -> int: ...
 
     def pieces(self, name: str) -> Iterator[Tensor]:
-        """The flattened tensor of all experts in consecutive pieces `[T, n]`; the same pieces at each
-        call.
-        """
+        """The flattened tensor of all experts in consecutive pieces `[T, n]`, the same at each call."""
 
 
 class InMemory:
@@ -140,8 +137,9 @@ class InMemory:
 
 
 class Merger:
-    """`Operator` applied to a stream: global quantities first, then `delta(name)` for each tensor in any
-    order.
+    """`Operator` applied to a stream: global quantities first, then `delta(name)` for each tensor.
+
+    The tensors may come in any order.
     """
 
     def __init__(self, operator: Operator, stream: TaskVectors) -> None:
@@ -161,8 +159,9 @@ class Merger:
         return kth_largest_magnitude(lambda: (p for n in names for p in self.stream.pieces(n)), keep)
 
     def delta(self, name: str) -> Iterator[Tensor]:
-        """The merged vector of one tensor, flattened, in the stream's pieces `[n]` (float64), lambda
-        included.
+        """The merged vector of one tensor, flattened, in the stream's pieces `[n]` (float64).
+
+        lambda is included.
         """
         op, scale = self.operator, self.operator.scale(len(self.stream.experts))
         thresholds = self._thresholds
@@ -222,9 +221,7 @@ class Merger:
 
 
 def exact_sum(piece: Tensor) -> Tensor:
-    """Sum over experts in float64, so that the order of the experts does not matter, not even for elected
-    signs.
-    """
+    """Sum over experts in float64: their order does not matter, not even for elected signs."""
     total = piece[0].double()
     for row in piece[1:]:
         total += row
@@ -246,12 +243,11 @@ def dare_mask(piece: Tensor, drop: float, generators: Sequence[torch.Generator])
 
 
 def kth_largest_magnitude(pieces: Callable[[], Iterator[Tensor]], keep: int) -> Tensor:
-    """Exact `keep`-th largest |x| of each row of a stream of `[T, n]`, as `[T, 1]`; memory does not grow with
-    n.
+    """Exact `keep`-th largest |x| of each row of a stream of `[T, n]`, as `[T, 1]`.
 
     Radix selection: the bits of a non-negative float, read as an integer, sort like the float. Each pass
-    counts
-    16 of them, from the top, among the entries whose higher bits are already fixed: two passes for float32.
+    counts 16 of them, from the top, among the entries whose higher bits are already fixed: two passes for
+    float32. Memory does not grow with n.
     """
     digits, pass_number = 2, 0
     prefix: list[int] = []

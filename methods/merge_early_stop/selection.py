@@ -1,9 +1,8 @@
-"""Merge-aware choice of one checkpoint per task (section 2.5, an extension: an upper bound that needs all
-tasks).
+"""Merge-aware choice of one checkpoint per task: an extension of section 2.5, an upper bound.
 
-Greedy coordinate descent: start from one length for all tasks, then change one task's length at a time to the
-one
-whose merge scores best, until a round changes nothing or the budget of merges is spent.
+It needs all tasks. Greedy coordinate descent: start from one length for all tasks, then change one task's
+length at a time to the one whose merge scores best, until a round changes nothing or the budget of merges is
+spent.
 """
 
 from __future__ import annotations
@@ -20,8 +19,9 @@ Choice = Mapping[str, int]
 
 @dataclass(frozen=True)
 class Selection:
-    """`steps` chosen for each task, the objective's value there, merges evaluated, and the trace of
-    improvements.
+    """What was chosen: `steps` of each task, and the objective's value there.
+
+    `evaluations` counts the merges that were evaluated, `trace` lists the improvements.
     """
 
     steps: dict[str, int]
@@ -44,8 +44,7 @@ def select_checkpoints(
 
     Args:
         bank: an `ExpertBank` (its steps for `seed` and `schedule`), or the candidate steps: for each task, or
-        one list
-            with `tasks`.
+            one list with `tasks`.
         objective: `{task: step}` -> merged score (higher is better). It must not see the test split.
         start: where to begin; None tries each uniform length first (counted in the budget).
         budget: merges that may be evaluated. Repeated choices are not evaluated again.

@@ -1,10 +1,8 @@
 """Eight tasks from one set of digit images: one label space under eight domain shifts (brief, section 6).
 
 The base is trained on un-shifted digits, its head is shared and frozen, and each expert adapts the rest to
-one shift.
-Because all tasks have the same labels, merging is meaningful; because the shifts conflict, it is hard. The
-network
-has no batch normalisation, whose statistics a merge would falsify.
+one shift. Because all tasks have the same labels, merging is meaningful; because the shifts conflict, it is
+hard. The network has no batch normalisation, whose statistics a merge would falsify.
 
 All splits are disjoint by image: base, train (for each task its own), stop, select, test.
 """
@@ -77,7 +75,6 @@ def load_digit_images(path: str | Path) -> tuple[Tensor, Tensor]:
 
 
 # ---- the shifts: [n, 1, 28, 28] in [0, 1] -> the same
-# ------------------------------------------------------------
 
 
 def _affine(x: Tensor, degrees: float = 0.0, scale: float = 1.0) -> Tensor:
@@ -118,8 +115,9 @@ SHIFTS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True)
 class Bench:
-    """The tasks of one seed. `base` is the un-shifted split that pre-trains; `flipped[task]` marks injected
-    label noise.
+    """The tasks of one seed.
+
+    `base` is the un-shifted split that pre-trains; `flipped[task]` marks injected label noise.
     """
 
     base: tuple[Tensor, Tensor]
@@ -141,8 +139,8 @@ def make_bench(
     Args:
         images: `[n, 28, 28]` uint8. labels: `[n]`.
         label_noise: share of the train labels of each task that is replaced by another class; stop, select,
-        test and
-            base stay clean.
+            test and base stay clean.
+
     Errors: `ConfigError` for an unknown task, a share outside [0, 1), or too few images.
     """
     sizes = sizes or Sizes()

@@ -1,8 +1,7 @@
 """A base and its experts, whatever they are given as, opened as one stream of task vectors.
 
 A model may be a state dict, an `nn.Module` (a `PeftModel` counts as an adapter), a folder or file of
-safetensors, or
-a PEFT adapter folder. Nothing is unpickled; no model code is loaded.
+safetensors, or a PEFT adapter folder. Nothing is unpickled; no model code is loaded.
 """
 
 from __future__ import annotations

@@ -3,9 +3,8 @@
 Horoi, Wolf, Belilovsky, Dziugaite, "From Memorization to Parameter Interference: How Overtraining Experts
 Harms Model Merging" (ICML 2026): past a task-dependent, often early step, further training raises an expert's
 own score a little and lowers the merged model's score. The stopper is warm-up, reduce-on-plateau and early
-stop,
-driven by a held-out score of the expert's own task, evaluated every few steps, so that each task stops by
-itself:
+stop, driven by a held-out score of the expert's own task, evaluated every few steps, so that each task stops
+by itself:
 
     1  lr = eta; best = -inf; wait = 0; red = 0
     2  for s = 1..max_steps:
@@ -43,11 +42,10 @@ EvalFn = Callable[..., Score]
 Restore = Literal["best", "last"]
 
 PRESETS: dict[str, dict[str, Any]] = {
-    # The constants of the paper's protocol as far as they are known; the trainer's usual patience would be
-    # far longer.
+    # The constants of the paper's protocol as far as they are known; the trainer's usual patience would
+    # be far longer.
     "default": {"warmup": 50, "every": 5, "patience": 3, "factor": 0.5, "max_reductions": 2},
-    # Stops at the first short plateau. For sparsifying merges (TIES, DARE), which like shorter training
-    # still.
+    # Stops at the first short plateau. For sparsifying merges (TIES, DARE): they like shorter training still.
     "aggressive": {"warmup": 20, "every": 5, "patience": 1, "factor": 0.5, "max_reductions": 0},
 }
 _RUNNING_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
@@ -58,10 +56,8 @@ class MergeEarlyStopping:
 
     Args:
         eval_fn: called without arguments, or with the model when one was attached; returns the score (higher
-        is
-            better) or `(score, loss)`. The loss decides only while the score is flat, that is, has had a
-            single
-            value in all evaluations so far. Leave it out when you call `observe` yourself.
+            is better) or `(score, loss)`. The loss decides only while the score is flat, that is, has had a
+            single value in all evaluations so far. Leave it out when you call `observe` yourself.
         warmup: optimiser steps `w` of linear warm-up; there is no evaluation until it is over.
         every: optimiser steps `m` between evaluations.
         patience: evaluations `P` without improvement that make a plateau.
@@ -72,17 +68,16 @@ class MergeEarlyStopping:
         max_steps: upper limit on optimiser steps; None leaves it to the loop outside.
         restore: which weights `finish` leaves in the model, the best or the last ones.
         target_fraction: extension, off by default. In (0, 1]: keep the *earliest* evaluated weights that
-        reach this
-            share of the way from the zero-shot score to the best score; needs `zero_shot` or an evaluation at
-            step 0.
+            reach this share of the way from the zero-shot score to the best score; needs `zero_shot` or an
+            evaluation at step 0.
         zero_shot: the score before training; measured by `attach` when it is needed and left out.
         max_loss_share: extension, off by default. In (0, 1]: stop as soon as the hardest tenth of the
-        training set
-            carries more than this share of its loss (`loss_share_fn`, or `observe(..., loss_share=)`).
+            training set carries more than this share of its loss (`loss_share_fn`, or
+            `observe(..., loss_share=)`).
         loss_share_fn: called like `eval_fn`.
 
     Errors: `ConfigError` for a value outside its bounds or a missing eval_fn; `NumericalError` for a NaN
-    score.
+        score.
 
     Example:
         >>> stopper = MergeEarlyStopping(eval_fn=lambda: accuracy(model, stop_split))
@@ -128,9 +123,8 @@ class MergeEarlyStopping:
         self.wait, self.reductions, self.last_step = 0, 0, 0
         self.stopped, self.reason = False, ""
         self.trace: list[dict[str, Any]] = []
-        self.candidates: list[
-            tuple[int, float]
-        ] = []  # (step, score) of the weights that are still worth keeping
+        # (step, score) of the weights that are still worth keeping
+        self.candidates: list[tuple[int, float]] = []
         self.eval_seconds = 0.0  # kept out of state and trace: not the same in two equal runs
 
         self._optimizer: torch.optim.Optimizer | None = None
@@ -139,8 +133,9 @@ class MergeEarlyStopping:
 
     @classmethod
     def preset(cls, name: str, eval_fn: EvalFn | None = None, **overrides: Any) -> Self:
-        """A stopper with the constants of `PRESETS[name]`: `default`, or `aggressive` for sparsifying
-        merges.
+        """A stopper with the constants of `PRESETS[name]`.
+
+        `default`, or `aggressive` for sparsifying merges.
         """
         if name not in PRESETS:
             raise ConfigError(f"preset={name!r} is unknown; choose one of {', '.join(PRESETS)}")
@@ -171,7 +166,6 @@ class MergeEarlyStopping:
                 raise ConfigError(f"{field}={getattr(self, field)!r} is out of bounds; it must be {need}")
 
     # ---- what a loop asks for
-    # -----------------------------------------------------------------------------------
 
     def lr_scale(self, step: int) -> float:
         """What the base learning rate is multiplied with in optimiser step `step` (1-based), line 3."""
@@ -252,20 +246,21 @@ class MergeEarlyStopping:
 
     @property
     def kept_steps(self) -> list[int]:
-        """Steps of which the weights are worth keeping; the first one is `chosen_step`. Never more than one
-        without
-        `target_fraction`."""
+        """Steps of which the weights are worth keeping; the first one is `chosen_step`.
+
+        Never more than one without `target_fraction`.
+        """
         return [step for step, _ in self.candidates]
 
     @property
     def chosen_step(self) -> int:
-        """The step of the weights that `finish` restores with `restore="best"`; 0 before the first
-        evaluation.
+        """The step of the weights that `finish` restores with `restore="best"`.
+
+        0 before the first evaluation.
         """
         return self.candidates[0][0] if self.candidates else 0
 
     # ---- inside one's own loop
-    # ----------------------------------------------------------------------------------
 
     def attach(self, optimizer: torch.optim.Optimizer, model: nn.Module | None = None) -> Self:
         """Remember the optimiser's base rates and set the rate of the next step. With a model, keep its best
@@ -280,8 +275,7 @@ class MergeEarlyStopping:
         if len(self.base_lrs) != len(optimizer.param_groups):
             raise ConfigError(
                 f"the optimiser has {len(optimizer.param_groups)} parameter groups, the saved state "
-                f"{len(self.base_lrs)}; "
-                "resume with the optimiser of the first run"
+                f"{len(self.base_lrs)}; resume with the optimiser of the first run"
             )
         if self.target_fraction is not None and self.zero_shot is None:
             self.observe(0, *self._call(self.eval_fn, "eval_fn"))
@@ -298,9 +292,11 @@ class MergeEarlyStopping:
     def step(
         self, step: int, optimizer: torch.optim.Optimizer | None = None, *, score: Score | None = None
     ) -> bool:
-        """To be called after optimiser step `step` (1-based): evaluates if it is time, sets the next rate,
-        keeps the
-        best weights of an attached model. Returns True when training must stop."""
+        """To be called after optimiser step `step` (1-based).
+
+        Evaluates if it is time, sets the next rate, keeps the best weights of an attached model. Returns True
+        when training must stop.
+        """
         if self.stopped:
             return True
         if optimizer is not None and optimizer is not self._optimizer:
@@ -317,8 +313,9 @@ class MergeEarlyStopping:
         return self.stopped
 
     def finish(self, model: nn.Module | None = None) -> int:
-        """Put the chosen weights into the model; returns their step. `restore="last"` leaves the model as it
-        is.
+        """Put the chosen weights into the model; returns their step.
+
+        `restore="last"` leaves the model as it is.
         """
         model = model if model is not None else self._model
         if self.restore == "last" or not self.candidates:
@@ -355,15 +352,15 @@ class MergeEarlyStopping:
         self.snapshots = {s: w for s, w in self.snapshots.items() if s in self.kept_steps}
 
     def as_callback(self, eval_fn: EvalFn | None = None, **options: Any) -> MergeEarlyStoppingCallback:
-        """This stopper as a `transformers.TrainerCallback`; see `MergeEarlyStoppingCallback` for the
-        options.
+        """This stopper as a `transformers.TrainerCallback`.
+
+        See `MergeEarlyStoppingCallback` for the options.
         """
         from methods.merge_early_stop.trainer_callback import MergeEarlyStoppingCallback
 
         return MergeEarlyStoppingCallback(self, eval_fn, **options)
 
     # ---- state
-    # --------------------------------------------------------------------------------------------------
 
     def settings(self) -> dict[str, Any]:
         """The constants, JSON-able, for a log or a card."""
@@ -374,8 +371,9 @@ class MergeEarlyStopping:
         return {name: getattr(self, name) for name in names}
 
     def state_dict(self) -> dict[str, Any]:
-        """All that decides about the rest of the run, JSON-able. The kept weights are in `snapshots`, apart
-        from it.
+        """All that decides about the rest of the run, JSON-able.
+
+        The kept weights are in `snapshots`, apart from it.
         """
         names = (
             "zero_shot", "zero_shot_loss", "base_lrs", "best", "best_loss", "best_step", "wait", "reductions",
@@ -425,9 +423,7 @@ def _as_tuple(score: Score) -> tuple[float, ...]:
 
 @contextlib.contextmanager
 def evaluation_mode(model: nn.Module | None) -> Iterator[None]:
-    """No gradients, no dropout, and the random state as it was: evaluating must not change the training
-    run.
-    """
+    """No gradients, no dropout, and the random state as it was: evaluating must not change the run."""
     training = model is not None and model.training
     with torch.random.fork_rng(enabled=True), torch.no_grad():
         if model is not None:
@@ -440,8 +436,9 @@ def evaluation_mode(model: nn.Module | None) -> Iterator[None]:
 
 
 def trainable_state(model: nn.Module) -> dict[str, Tensor]:
-    """Copies on the CPU of what training changes: parameters that require gradients, and running
-    statistics.
+    """Copies on the CPU of what training changes.
+
+    These are the parameters that require gradients, and running statistics.
     """
     state = {name: p.detach().to("cpu", copy=True) for name, p in model.named_parameters() if p.requires_grad}
     for name, buffer in model.named_buffers():
@@ -452,8 +449,9 @@ def trainable_state(model: nn.Module) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def load_trainable(model: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """The inverse of `trainable_state`. `ConfigError` for a name that the model lacks or a shape that
-    differs.
+    """The inverse of `trainable_state`.
+
+    Errors: `ConfigError` for a name that the model lacks or a shape that differs.
     """
     targets = dict(model.named_parameters()) | dict(model.named_buffers())
     for name, value in state.items():

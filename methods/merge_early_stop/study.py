@@ -1,8 +1,7 @@
 """The paper's study on the shifted digits: length sweep, label noise, stopping, difficulty, interference.
 
 Pure computation: images in, frames out. One job is one (seed, label noise); jobs share nothing, so a caller
-may fan
-them out as it likes; `run_study` does it over processes.
+may fan them out as it likes; `run_study` does it over processes.
 """
 
 from __future__ import annotations
@@ -52,13 +51,14 @@ class StudySettings:
 
     Args:
         steps: lengths of the sweep, in optimiser steps; the largest is "trained to the end".
-        seeds: independent replicates: split, base, order of the data. label_noise: shares of flipped train
-        labels.
-        methods: of `METHODS`. stopping_methods: those in which the stopping rules are compared. stoppers:
-        settings of `MergeEarlyStopping` by name; the first is the one
-        judged.
+        seeds: independent replicates: split, base, order of the data.
+        label_noise: shares of flipped train labels.
+        methods: of `METHODS`.
+        stopping_methods: those in which the stopping rules are compared.
+        stoppers: settings of `MergeEarlyStopping` by name; the first is the one judged.
         drop_fractions: shares of hardest examples to leave out in the control that retrains without them.
-        drop_steps: length of those runs. select_budget: merges of the checkpoint selection; 0 leaves it out.
+        drop_steps: length of those runs.
+        select_budget: merges of the checkpoint selection; 0 leaves it out.
         el2n_seeds: K; twice as many are trained, for the agreement of two disjoint groups.
     """
 
@@ -109,10 +109,10 @@ def study_job(
     settings: StudySettings,
     bank: str | Path | None = None,
 ) -> Frames:
-    """Everything for one seed and one share of label noise. Frames: `sweep`, `per_task`, `increments`,
-    `stopping`,
-    `stop_steps`, `shares`, `forgetting`, `difficulty`, `dropped`, `costs`; each has the columns `seed` and
-    `noise`.
+    """Everything for one seed and one share of label noise.
+
+    Frames: `sweep`, `per_task`, `increments`, `stopping`, `stop_steps`, `shares`, `forgetting`, `difficulty`,
+    `dropped`, `costs`; each has the columns `seed` and `noise`.
 
     `costs` holds seconds and is not the same in two equal runs; all others are.
     """
@@ -147,8 +147,9 @@ def study_job(
 
 
 def increment_frame(bank: ExpertBank, bench: Bench, steps: Sequence[int], seed: int) -> pd.DataFrame:
-    """Interference of what the steps between two lengths did: tau(s2) - tau(s1), columns `from_step, to_step,
-    ...`.
+    """Interference of what the steps between two lengths did: tau(s2) - tau(s1).
+
+    Columns `from_step, to_step`, and those of `Interference.means`.
     """
     rows = []
     order = sorted(steps)
@@ -166,9 +167,7 @@ def study_jobs(settings: StudySettings) -> list[tuple[int, float]]:
 
 
 def collect(parts: Sequence[Frames]) -> Frames:
-    """The frames of all jobs, one below the other, in an order that does not depend on which job ended
-    first.
-    """
+    """The frames of all jobs, one below the other, whichever job ended first."""
     names = parts[0]
     whole = {name: pd.concat([part[name] for part in parts], ignore_index=True) for name in names}
     return {n: f.sort_values(["noise", "seed"], kind="stable", ignore_index=True) for n, f in whole.items()}
@@ -188,8 +187,9 @@ def run_study(
     bank: str | Path | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Frames:
-    """All jobs, over `workers` processes of one thread each. `progress(done, all)` is called after each
-    job.
+    """All jobs, over `workers` processes of one thread each.
+
+    `progress(done, all)` is called after each job.
     """
     settings = settings or StudySettings()
     jobs = study_jobs(settings)

@@ -1,8 +1,7 @@
 """The study's frames against the claims: one number per seed, the bar, and whether it holds.
 
 Differences of scores are in points (hundredths). Curves are read on the test split; lambda was chosen on the
-select
-split for each point of them, so reading a curve's peak there is description, not selection.
+select split for each point of them, so reading a curve's peak there is description, not selection.
 """
 
 from __future__ import annotations
@@ -22,9 +21,10 @@ Rule = Literal["each", "mean", "two_thirds", "report"]
 
 @dataclass(frozen=True)
 class Claim:
-    """`values` one per seed. `bar` with `sense` ">=" or "<="; `rule`: which values must satisfy it. `held`
-    None: only
-    reported."""
+    """A number per seed (`values`) against its `bar`, with `sense` ">=" or "<=".
+
+    `rule`: which values must satisfy it. `held` None: only reported.
+    """
 
     name: str
     text: str

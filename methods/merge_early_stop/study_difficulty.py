@@ -23,8 +23,10 @@ FORGET_METHOD = "task_arithmetic"
 def difficulty_frames(
     bank: ExpertBank, bench: Bench, settings: StudySettings, seed: int, sweep: pd.DataFrame
 ) -> dict[str, pd.DataFrame]:
-    """`difficulty` (a row a task), `shares` (step, bin), `forgetting` (difficulty source, bin), `dropped`
-    (share left out).
+    """Frames by name, and what a row of each is.
+
+    `difficulty` (task), `shares` (step, bin), `forgetting` (difficulty source, bin), `dropped` (share left
+    out).
     """
     base = bank.base
     groups = [range(settings.el2n_seeds), range(settings.el2n_seeds, 2 * settings.el2n_seeds)]
@@ -80,8 +82,9 @@ def _features(model: nn.Module, x: Tensor) -> Tensor:
 def _shares(
     bank: ExpertBank, bench: Bench, settings: StudySettings, seed: int, scores: dict[str, Tensor]
 ) -> pd.DataFrame:
-    """Means over tasks of each bin's accuracy, loss, share of the loss and of the last layer's squared
-    gradient.
+    """Means over tasks of each bin's accuracy, loss, and shares.
+
+    The shares are those of the loss and of the last layer's squared gradient.
     """
     frames = []
     for step in settings.steps:
@@ -108,8 +111,9 @@ def _forgetting(
     sweep: pd.DataFrame,
     sources: dict[str, dict[str, Tensor]],
 ) -> pd.DataFrame:
-    """Forgetting by the merge of the longest-trained experts (lambda of the sweep), binned by each
-    difficulty.
+    """Forgetting by the merge of the longest-trained experts, binned by each difficulty.
+
+    lambda is that of the sweep.
     """
     longest = max(settings.steps)
     method = FORGET_METHOD if FORGET_METHOD in settings.methods else settings.methods[0]
@@ -137,8 +141,9 @@ def _dropped(
     sweep: pd.DataFrame,
     scores: dict[str, Tensor],
 ) -> pd.DataFrame:
-    """Control (b): retrain without the hardest examples. Own and merged scores against those with all of
-    them.
+    """Control (b): retrain without the hardest examples.
+
+    Own and merged scores against those with all of them.
     """
     if not settings.drop_fractions:
         return pd.DataFrame(columns=["dropped", "own", "merged", "step"])

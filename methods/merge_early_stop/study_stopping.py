@@ -3,9 +3,9 @@
 Strategies, each giving one checkpoint per task:
     full                every expert at the longest length
     own_optimum         each expert's best checkpoint by its own stop split, among all lengths (the habit to
-    beat)
+                        beat)
     epoch_patience_3    transformers' EarlyStoppingCallback: an evaluation per epoch, patience 3, constant
-    rate, best restored
+                        rate, best restored
     best_uniform        the one length that is best for the method on the select split (needs the whole sweep)
     <stopper>           the stopper, with each of its settings
     fixed_step          one length for all: the stopper's mean kept step, constant rate
@@ -13,8 +13,7 @@ Strategies, each giving one checkpoint per task:
     selected            greedy checkpoint selection on the merged select score (upper bound, needs all tasks)
 
 The gain over `full` splits into: shorter = fixed_step - full; task-dependent = own_steps_constant -
-fixed_step;
-rate decay = stopper - own_steps_constant.
+fixed_step; rate decay = stopper - own_steps_constant.
 """
 
 from __future__ import annotations
@@ -38,9 +37,10 @@ SELECT_METHOD = "task_arithmetic"
 def stopping_frame(
     bank: ExpertBank, bench: Bench, settings: StudySettings, seed: int, sweep: pd.DataFrame
 ) -> tuple[pd.DataFrame, pd.DataFrame, dict[str, float]]:
-    """Rows (strategy, method): own and merged test scores, steps trained; rows (strategy, task): kept and
-    trained steps;
-    and the seconds of training and of validation of each stopper.
+    """Every strategy under every method.
+
+    Returns: rows (strategy, method) with own and merged test scores and steps trained; rows (strategy, task)
+    with kept and trained steps; and the seconds of training and of validation of each stopper.
 
     `full_share` is the share of optimiser steps against all tasks at the longest length.
     """

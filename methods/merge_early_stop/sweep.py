@@ -1,10 +1,9 @@
 """The length sweep (section 2.2): own and merged scores of experts that were all trained for s steps.
 
 For every length lambda is chosen anew on the select split: task vectors grow 10 to 100 times with training,
-and at a
-fixed lambda the effect would be scale alone. The norm-matched control goes further: every tau_t(s) is scaled
-to its
-norm at the length where the method peaks (on the select split), and merged with that length's lambda.
+and at a fixed lambda the effect would be scale alone. The norm-matched control goes further: every tau_t(s)
+is scaled to its norm at the length where the method peaks (on the select split), and merged with that
+length's lambda.
 """
 
 from __future__ import annotations
@@ -57,19 +56,21 @@ RULES: dict[str, MergeRule] = {
 
 @dataclass(frozen=True)
 class Sweep:
-    """Rows of the sweep. `to_frame` has a row for each (step, method, seed), `per_task` one for each task of
-    it.
+    """Rows of the sweep.
+
+    `to_frame` has a row for each (step, method, seed), `per_task` one for each task of it.
     """
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     tasks: list[dict[str, Any]] = field(default_factory=list)
 
     def to_frame(self) -> pd.DataFrame:
-        """Columns: `step, method, seed, schedule, own, zero_shot, merged, merged_min, normalised,
-        norm_matched, lambda,
-        select, norm, cosine, sign_conflict, weighted_sign_conflict, keep_rate`. Scores are means over tasks
-        on the test
-        split, `select` the one that chose lambda, `normalised` the mean of merged/own."""
+        """One row a step, method and seed.
+
+        Columns: `step, method, seed, schedule, own, zero_shot, merged, merged_min, normalised, norm_matched,
+        lambda, select, norm, cosine, sign_conflict, weighted_sign_conflict, keep_rate`. Scores are means over
+        tasks on the test split, `select` the one that chose lambda, `normalised` the mean of merged/own.
+        """
         return pd.DataFrame(self.rows)
 
     def per_task(self) -> pd.DataFrame:
@@ -81,8 +82,9 @@ class Sweep:
 
 
 class TaskScores:
-    """Scores of one model on the same part of all tasks; inputs of equal shape go through the model
-    together.
+    """Scores of one model on the same part of all tasks.
+
+    Inputs of equal shape go through the model together.
     """
 
     def __init__(self, tasks: Mapping[str, TaskSplits], part: str, score_fn: ScoreFn = accuracy) -> None:
@@ -134,8 +136,8 @@ class MergeScorer:
         """lambda with the best mean score on the select split (the smallest wins a draw), and that score.
 
         Of a grid of more than eight, every third value is tried first, then all between the neighbours of the
-        best: the
-        curve over lambda has one hump up to noise, and validation is what a sweep spends its time on.
+        best: the curve over lambda has one hump up to noise, and validation is what a sweep spends its time
+        on.
         """
         grid = sorted(rule.lambdas)
         scores: dict[float, float] = {}

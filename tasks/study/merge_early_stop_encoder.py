@@ -1,4 +1,4 @@
-"""The encoder bench of `merge_early_stop` as steps: one a kind of training and seed, resumable expert by expert."""
+"""The encoder bench of `merge_early_stop` as steps: one a kind and seed, resumable expert by expert."""
 
 import json
 import logging
@@ -49,7 +49,10 @@ def sentiment_examples(rows: Iterable[dict[str, Any]], domain: str) -> list[Text
 
 
 def choice_examples(name: str) -> list[TextExample]:
-    """A bundled task's training questions with their choices; those with another number of choices are left out."""
+    """A bundled task's training questions with their choices.
+
+    Those with another number of choices than most are left out.
+    """
     examples = bundled_examples(name, "train")
     counts = [len(example.choices) for example in examples]
     usual = max(set(counts), key=counts.count)
