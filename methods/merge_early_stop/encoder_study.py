@@ -2,14 +2,14 @@
 
 Laid down before the first run, so that the result cannot choose the question:
 
-    table    own and merged score (average, task arithmetic, TIES) for every length, kind of training and seed;
-             lambda is chosen anew on the select split for every cell.
-    effect   over-training harms merging if the length with the best *select* score beats the longest length on
-             the test split by at least one point, in every seed. The best cell of the test row itself is not
-             used: the largest of seven noisy numbers always "beats" the last.
+    table    own and merged score (average, task arithmetic, TIES) for every length, kind of training and
+             seed; lambda is chosen anew on the select split for every cell.
+    effect   over-training harms merging if the length with the best *select* score beats the longest length
+             on the test split by at least one point, in every seed. The best cell of the test row itself is
+             not used: the largest of seven noisy numbers always "beats" the last.
     stopping `MergeEarlyStopping` against the habit: transformers' EarlyStoppingCallback, an evaluation an
-             epoch, patience 3, best checkpoint restored; both merged by task arithmetic and by TIES as mergekit
-             does it (trim per tensor), lambda chosen alike.
+             epoch, patience 3, best checkpoint restored; both merged by task arithmetic and by TIES as
+             mergekit does it (trim per tensor), lambda chosen alike.
 
 One job is one (kind, seed): parts of the tasks, order, dropout and LoRA's start are drawn from the seed.
 """

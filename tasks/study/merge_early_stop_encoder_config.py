@@ -13,18 +13,22 @@ class EncoderTexts(Config):
     """Which text tasks the experts learn, and how much of each."""
 
     names: tuple[TextTask, ...] = Field(
-        ("tweets", "films", "news", "socialiqa", "arc_easy"),
+        default=("tweets", "films", "news", "socialiqa", "arc_easy"),
         description="Tasks: rated sentences of four domains (positive or negative), and questions with choices",
     )
     own: tuple[str, ...] = Field(
-        (),
+        default=(),
         description="Your own tasks: JSON-lines files, each line {text, answers: [...], gold: index of the right one}",
     )
-    train: int = Field(600, ge=8, le=1_000_000, description="Training texts of each task")
-    stop: int = Field(100, ge=8, le=100_000, description="Texts of each task that drive early stopping")
-    select: int = Field(80, ge=8, le=100_000, description="Texts of each task that choose lambda and length")
-    test: int = Field(250, ge=8, le=100_000, description="Texts of each task that are reported")
-    max_tokens: int = Field(24, ge=4, le=8192, description="Longer texts are cut")
+    train: int = Field(default=600, ge=8, le=1_000_000, description="Training texts of each task")
+    stop: int = Field(
+        default=100, ge=8, le=100_000, description="Texts of each task that drive early stopping"
+    )
+    select: int = Field(
+        default=80, ge=8, le=100_000, description="Texts of each task that choose lambda and length"
+    )
+    test: int = Field(default=250, ge=8, le=100_000, description="Texts of each task that are reported")
+    max_tokens: int = Field(default=24, ge=4, le=8192, description="Longer texts are cut")
 
 
 class EncoderBenchStudy(Config):
