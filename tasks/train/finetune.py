@@ -12,23 +12,19 @@ one and ends with the same bytes.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
 import shutil
 import sys
 import time
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import (
-    PrinterCallback,
-    ProgressCallback,
     Trainer,
     TrainerCallback,
     TrainerControl,
@@ -47,7 +43,6 @@ from methods.merge_early_stop import (
 )
 from tasks.one_model import one_model_at_a_time
 from tasks.prepare.models import check_model_folder
-from tasks.quiet import quiet_logs
 from tasks.reference import Reference
 from tasks.train.config import FinetuneSettings, Stopping
 from tasks.train.examples import (
@@ -60,6 +55,7 @@ from tasks.train.examples import (
 )
 from tasks.train.expert_folder import write_adapter, write_full_model, write_json
 from tasks.train.loading import load_model, load_split, load_tokenizer, weights_digest
+from tasks.train.quiet_trainer import no_chatter, quieten
 from tasks.train.trace import Row, write_trace
 
 CHECKPOINTS = ".checkpoints"
@@ -194,7 +190,7 @@ def _train(
         lambda live: stop_score(scorer, live, settings.stop_metric),
         on_evaluation=curves.evaluated,
     )
-    with _no_chatter():
+    with no_chatter():
         set_seed(seed)
         model, mixed = _trainable_model(folder, settings, max(len(e.tokens) for e in examples))
         trainer = _AnswerTrainer(
@@ -205,10 +201,7 @@ def _train(
             callbacks=[callback, curves],
         )
         trainer.model_accepts_loss_kwargs = True
-        for talkative in (PrinterCallback, ProgressCallback):
-            trainer.remove_callback(talkative)
-        if sys.stderr.isatty():
-            trainer.add_callback(_Bar)
+        quieten(trainer)
         resume = latest_resumable_checkpoint(checkpoints)
         trainer.train(resume_from_checkpoint=str(resume) if resume else None)
     return trainer, mixed, 0 if resume is None else int(resume.name.rpartition("-")[2])
@@ -236,22 +229,6 @@ def stop_score(scorer: ChoiceScorer, model: nn.Module, metric: str) -> tuple[flo
     return (-loss if metric == "loss" else scores.accuracy_norm), loss
 
 
-@contextlib.contextmanager
-def _no_chatter() -> Iterator[None]:
-    """Neither bars for each checkpoint nor warnings that a person cannot act on."""
-    from transformers.utils import logging
-
-    bars = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        with warnings.catch_warnings(), quiet_logs("transformers"):
-            warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*", category=FutureWarning)
-            yield
-    finally:
-        if bars:
-            logging.enable_progress_bar()
-
-
 class _AnswerTrainer(Trainer):
     """The loss over the answers' tokens, their average over the whole step (also with several devices)."""
 
@@ -266,13 +243,6 @@ class _AnswerTrainer(Trainer):
         if num_items_in_batch is not None and self.args.average_tokens_across_devices:
             loss = loss * self.accelerator.num_processes  # the gradients are averaged over the devices
         return (loss, None) if return_outputs else loss
-
-
-class _Bar(ProgressCallback):
-    """The trainer's progress bar without a line of numbers for each step."""
-
-    def on_log(self, *args: Any, **kwargs: Any) -> None:
-        return
 
 
 class _Curves(TrainerCallback):
