@@ -97,6 +97,13 @@ FLOWS: tuple[FlowEntry, ...] = (
         "models below one bit per weight: the paper's claims against its baselines",
         paper="littlebit2",
     ),
+    FlowEntry(
+        "pruning_representations",
+        "flows.studies.pruning_representations",
+        "flows.studies.pruning_representations_config:PruningRepresentationsConfig",
+        "which tasks a pruned model will still do: the paper's claims, or the verdict on your own model",
+        paper="pruning_representations",
+    ),
 )
 
 

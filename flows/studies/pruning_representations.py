@@ -1,0 +1,210 @@
+"""The study of the paper on pruning and representations."""
+
+from pathlib import Path
+from typing import Any
+
+from prefect import flow
+
+from flows.pipeline import open_run
+from flows.stages import existing
+from flows.studies.pruning_representations_config import PruningRepresentationsConfig
+from flows.task_runner import Started, start, task_runner
+from tasks.compress.recipes import DropRecipe, Recipe
+from tasks.compress.steps import compress
+from tasks.prepare.config import ModelSettings, TextSettings
+from tasks.prepare.models import check_model_source
+from tasks.prepare.steps import prepare_model, prepare_text, source_fingerprint
+from tasks.prepare.text import check_text_source
+from tasks.reference import Reference
+from tasks.report.pruning_representations import Results, log_candidates, report_parts
+from tasks.report.publish import Report, publish, report_folder
+from tasks.study.pruning.items import CORE, MORE
+from tasks.study.pruning_representations import (
+    decoding_step,
+    items_step,
+    layers_step,
+    options_step,
+    perplexity_step,
+    retrieval_step,
+    scores_step,
+)
+from tasks.tracking import log_input
+
+NO_ENCODER = "none"
+FULL_RECIPES: tuple[Recipe, ...] = (
+    *(DropRecipe(layers=n) for n in (2, 6, 10, 12)),
+    DropRecipe(sublayer="mlp", layers=4),
+)
+# An extension beside the paper's ranking, at equal n.
+EXTENSION: tuple[Recipe, ...] = (DropRecipe(layers=8, criterion="kl_estimate"),)
+TEMPERATURES = (0.25, 0.5, 1.0, 2.0)
+PERPLEXITY_CHARACTERS = 32_000
+
+
+def _sources(config: PruningRepresentationsConfig) -> tuple[ModelSettings, TextSettings]:
+    text = TextSettings(
+        source=config.text, heldout_bytes=100_000, calibration_bytes=100_000, document_bytes=13_000
+    )
+    return ModelSettings(source=config.model), text
+
+
+def check(config: PruningRepresentationsConfig) -> None:
+    """Refuse sources that cannot be used, before any work starts."""
+    model, text = _sources(config)
+    check_model_source(model)
+    check_text_source(text)
+    if config.encoder != NO_ENCODER:
+        check_model_source(ModelSettings(source=config.encoder, architecture="any"))
+    for folder in config.compressed:
+        existing("model", folder)
+
+
+@flow(
+    name="pruning_representations",
+    description="Which tasks a pruned model will still do: the paper's claims, or the verdict on your own model.",
+    task_runner=task_runner(),
+)
+def pruning_representations(
+    config: PruningRepresentationsConfig = PruningRepresentationsConfig(),
+) -> Report:
+    check(config)
+    with open_run("pruning_representations", config) as ctx:
+        settings, text_settings = _sources(config)
+        seed = config.seeds[0]
+
+        def run(step: Any, label: str, **inputs: Any) -> Started:
+            return start(step, ctx, label, inputs)
+
+        prepared = run(
+            prepare_model, "prepare model", settings=settings, fingerprint=source_fingerprint(config.model)
+        )
+        texts = run(
+            prepare_text, "prepare text", settings=text_settings, fingerprint=source_fingerprint(config.text)
+        )
+        dense, text = prepared.result().reference, texts.result().reference
+        log_input(ctx, ctx.parent_run_id, "model", dense, "training")
+        log_input(ctx, ctx.parent_run_id, "text", text, "evaluation")
+        items = (
+            run(
+                items_step,
+                "items",
+                text=text,
+                count=config.items,
+                seed=seed,
+                fingerprint=source_fingerprint("bundled:"),
+            )
+            .result()
+            .reference
+        )
+
+        def compressed(recipes: tuple[Recipe, ...]) -> dict[str, Started]:
+            given = {"model": dense, "calibration": text, "seed": seed}
+            return {r.label: run(compress, f"compress {r.label}", recipe=r, **given) for r in recipes}
+
+        full = config.profile == "full"
+        judged = {r.label: r for r in (*config.recipes, *(FULL_RECIPES if full else ()))}
+        rest = {r.label: r for r in (*config.perplexity_recipes, *(EXTENSION if full else ()))}
+        made = compressed(tuple((rest | judged).values()))
+        models: dict[str, Reference] = {"dense": dense}
+        models |= {name: started.result().reference for name, started in made.items()}
+        models |= {Path(folder).name: existing("model", folder) for folder in config.compressed}
+        scored = ["dense", *judged, *(Path(folder).name for folder in config.compressed)]
+        extra = [r.label for r in EXTENSION] if full else []
+
+        started: dict[tuple[str, ...], Started] = {}
+        probe = {"model": dense, "text": text, "final_norm": True}
+        for s in config.seeds:
+            started["layers", "attn", str(s)] = run(
+                layers_step,
+                f"layers attn seed {s}",
+                **probe,
+                sublayer="attn",
+                tokens=config.probe_tokens,
+                temperature=config.temperature,
+                seed=s,
+            )
+        for name in scored[1:]:
+            given = {"prompts": config.prompts, "steps": config.steps, "temperature": config.temperature}
+            started["decoding", name] = run(
+                decoding_step,
+                f"decoding {name}",
+                model=dense,
+                other=models[name],
+                text=text,
+                seed=seed,
+                **given,
+            )
+            started["options", name] = run(
+                options_step,
+                f"options {name}",
+                model=dense,
+                other=models[name],
+                items=items,
+                temperature=config.temperature,
+            )
+        for name in [*scored, *extra]:
+            given = {"model": models[name], "items": items}
+            started["scores", name] = run(scores_step, f"scores {name}", **given, tasks=list(CORE))
+            if full and name not in extra:
+                started["more", name] = run(scores_step, f"more scores {name}", **given, tasks=list(MORE))
+        for name, model in models.items():
+            given = {"model": model, "text": text, "characters": PERPLEXITY_CHARACTERS}
+            started["perplexity", name] = run(perplexity_step, f"perplexity {name}", **given)
+        if config.encoder != NO_ENCODER:
+            encoder_settings = ModelSettings(source=config.encoder, dtype="float32", architecture="any")
+            encoder = run(
+                prepare_model,
+                "prepare encoder",
+                settings=encoder_settings,
+                fingerprint=source_fingerprint(config.encoder),
+            )
+            started["retrieval",] = run(
+                retrieval_step,
+                "retrieval",
+                encoder=encoder.result().reference,
+                items=items,
+                text=text,
+                seed=seed,
+            )
+        if full:
+            common = {**probe, "seed": seed}
+            started["layers", "mlp", str(seed)] = run(
+                layers_step,
+                "layers mlp",
+                **common,
+                sublayer="mlp",
+                tokens=config.probe_tokens,
+                temperature=config.temperature,
+            )
+            for t in TEMPERATURES:
+                started["temperature", str(t)] = run(
+                    layers_step,
+                    f"layers at temperature {t}",
+                    **common,
+                    sublayer="attn",
+                    tokens=64,
+                    temperature=t,
+                )
+            started["raw_head",] = run(
+                layers_step,
+                "layers without the final norm",
+                **{**common, "final_norm": False},
+                sublayer="attn",
+                tokens=64,
+                temperature=config.temperature,
+            )
+        results = Results({key: value.result() for key, value in started.items()}, judged)
+        log_candidates(ctx, results)
+        parts = report_parts(results)
+        seconds = sum(float(value.result().timings["seconds"]) for value in started.values())
+        return publish(
+            ctx,
+            "pruning_representations: which tasks a pruned model will still do",
+            report_folder(ctx, config.report.folder),
+            parts.metrics,
+            parts.shown,
+            parts.tables,
+            parts.figures,
+            parts.verdicts,
+            notes=f"Seconds of work: {seconds:.0f}.\n\n{parts.notes}",
+        )

@@ -1,0 +1,458 @@
+"""The study of `pruning_representations` as people read it: figures, verdicts, metrics, one MLflow run a variant."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from methods.pruning_representations.study_claims import (
+    Claim,
+    decoding_claims,
+    first_divergence,
+    gap_claim,
+    inner,
+    layer_claims,
+    layer_summary,
+    option_claims,
+    perplexity_claims,
+    retrieval_claims,
+    task_frame,
+)
+from methods.pruning_representations.tables import OptionTable, StepTable
+from methods.pruning_representations.verdict import Survival, task_verdict
+from tasks.report.verdict import Verdict
+from tasks.step import StepResult
+from tasks.study.pruning.items import CHANCE, LETTERS
+from tasks.study.pruning_representations import item_scores, read_frame
+from tasks.tracking import RunContext, candidate_run, log_metrics, log_params, log_trace
+
+SPACES = {"cos_h": "embedding", "cos_z": "logit", "cos_p": "probability"}
+FOUR = "drop-attn-4"
+
+
+class Results:
+    """What the study's steps found, as frames by variant.
+
+    Args:
+        found: step results by key: kind, then variant or sublayer and seed.
+        recipes: the recipes that were judged, by label.
+    """
+
+    def __init__(self, found: Mapping[tuple[str, ...], StepResult], recipes: Mapping[str, Any]) -> None:
+        self.recipes = recipes
+        self.layers = {key[1:]: read_frame(r.path) for key, r in found.items() if key[0] == "layers"}
+        self.temperatures = {
+            float(key[1]): read_frame(r.path) for key, r in found.items() if key[0] == "temperature"
+        }
+        raw = found.get(("raw_head",))
+        self.raw_head = None if raw is None else read_frame(raw.path)
+        self.decoding = {key[1]: read_frame(r.path) for key, r in found.items() if key[0] == "decoding"}
+        self.options = {key[1]: read_frame(r.path) for key, r in found.items() if key[0] == "options"}
+        self.scores: dict[str, dict[str, list[float]]] = {}
+        for key, result in found.items():
+            if key[0] in ("scores", "more"):
+                self.scores.setdefault(key[1], {}).update(item_scores(result.path))
+        self.perplexity = {
+            key[1]: float(r.summary["perplexity"]) for key, r in found.items() if key[0] == "perplexity"
+        }
+        retrieval = found.get(("retrieval",))
+        self.retrieval = None if retrieval is None else read_frame(retrieval.path)
+        self.tasks = task_frame(self.scores, CHANCE)
+
+    @property
+    def attention_layers(self) -> list[pd.DataFrame]:
+        """The attention probe, a frame a seed."""
+        return [frame for (kind, _), frame in self.layers.items() if kind == "attn"]
+
+    def outlooks(self) -> dict[str, tuple[Survival, ...]]:
+        """The probes' verdict on each variant."""
+        found = {}
+        for name, frame in self.decoding.items():
+            cued = self.options[name][self.options[name].cue == "cued"]
+            options = OptionTable(cued, LETTERS, 1.0).summary() if name in self.options else None
+            found[name] = task_verdict(StepTable(frame, 1.0).summary(), options)
+        return found
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What `publish` needs."""
+
+    metrics: dict[str, Any]
+    shown: pd.DataFrame
+    tables: dict[str, pd.DataFrame]
+    figures: dict[str, Figure]
+    verdicts: list[Verdict]
+    notes: str
+
+
+def report_parts(results: Results) -> Parts:
+    """Everything that is published."""
+    claims = all_claims(results)
+    tables = {
+        "layers": layer_table(results),
+        "task_gap": results.tasks,
+        "decoding": decoding_table(results),
+        "estimates": estimate_table(results),
+    }
+    figures = {
+        "layers": plot_layers(tables["layers"]),
+        "task_gap": plot_tasks(results.tasks),
+        "decoding": plot_decoding(tables["decoding"]),
+        "estimates": plot_estimates(tables["estimates"]),
+    }
+    if results.retrieval is not None:
+        kept = results.retrieval.groupby("variant", sort=False)[["found", "cos_h"]].mean().reset_index()
+        tables["retrieval"] = kept
+    return Parts(
+        metrics(results, claims),
+        shown_table(results),
+        tables,
+        figures,
+        [_verdict(claim) for claim in claims],
+        notes(results),
+    )
+
+
+def all_claims(results: Results) -> list[Claim]:
+    """Every claim that this run can test."""
+    found = layer_claims(results.attention_layers)
+    variants = [name for name in results.scores if name != "dense" and name in results.recipes]
+    families = {
+        "attn": ("Dropping attentions", [v for v in variants if v.startswith("drop-attn-")]),
+        "mlp": ("Dropping MLPs", [v for v in variants if v.startswith("drop-mlp-")]),
+        "block": ("Dropping blocks", [v for v in variants if v.startswith("drop-block-")]),
+        "weights": ("Setting weights to zero", [v for v in variants if not v.startswith("drop-")]),
+    }
+    for name, (what, members) in families.items():
+        claim = gap_claim(results.tasks, members, name, what)
+        found += [] if claim is None else [claim]
+    if results.decoding:
+        reference = FOUR if FOUR in results.decoding else next(iter(results.decoding))
+        found += decoding_claims(results.decoding, reference)
+        found += option_claims(results.options[reference], reference)
+    found += perplexity_claims(results.perplexity)
+    if results.retrieval is not None:
+        found += retrieval_claims(results.retrieval)
+    rank = outlook_rank(results)
+    if rank is not None:
+        found.append(rank)
+    return found
+
+
+def outlook_rank(results: Results) -> Claim | None:
+    """Whether the probes order the variants as the written tasks do (an extension of this module)."""
+    names = [name for name in results.decoding if name in results.scores]
+    if len(names) < 4:
+        return None
+    forced = [float(f[f["mode"] == "forced"].agree.mean()) for f in (results.decoding[n] for n in names)]
+    written = results.tasks[results.tasks.kind == "written"].groupby("variant").kept.mean()
+    rank = float(pd.Series(forced).corr(written.reindex(names).reset_index(drop=True), method="spearman"))
+    return Claim(
+        "outlook/rank",
+        "Extension: agreement of the next token, from a few prompts, orders the variants as their mean score on "
+        "written tasks does (Spearman at least 0.7)",
+        (rank,),
+        0.0,
+        rank >= 0.7,
+        f"{len(names)} variants",
+    )
+
+
+def _verdict(claim: Claim) -> Verdict:
+    values = ", ".join(f"{value:.3g}" for value in claim.values)
+    measured = f"{claim.mean:.3g} ± {claim.spread:.2g}" + (
+        f", seeds {values}" if len(claim.values) > 1 else ""
+    )
+    return Verdict(
+        claim=f"{claim.name}: {claim.text}",
+        held=claim.held,
+        measured=measured + (f"; {claim.note}" if claim.note else ""),
+    )
+
+
+def metrics(results: Results, claims: list[Claim]) -> dict[str, Any]:
+    """The numbers of metrics.json; the same for the same inputs."""
+    found: dict[str, Any] = {
+        "claims": {
+            c.name: {
+                "mean": c.mean,
+                "spread": c.spread,
+                "held": c.held,
+                "values": list(c.values),
+                "note": c.note,
+            }
+            for c in claims
+        },
+        "perplexity": results.perplexity,
+        "tasks": {
+            str(variant): {
+                row.task: {
+                    "score": row.score,
+                    "kept": row.kept,
+                    "kept_low": row.kept_low,
+                    "kept_high": row.kept_high,
+                    "kept_above_chance": row.kept_above_chance,
+                }
+                for row in part.itertuples()
+            }
+            for variant, part in results.tasks.groupby("variant", sort=False)
+        },
+        "decoding": {
+            name: StepTable(frame, 1.0).summary() | {"divergence_mean": float(first_divergence(frame).mean())}
+            for name, frame in results.decoding.items()
+        },
+        "options": {
+            name: {
+                str(cue): {
+                    **OptionTable(part, LETTERS, 1.0).summary(),
+                    "right_dense": float((part.choice == part.gold).mean()),
+                    "right": float((part.choice_other == part.gold).mean()),
+                }
+                for cue, part in frame.groupby("cue")
+            }
+            for name, frame in results.options.items()
+        },
+        "outlook": {
+            name: {item.kind: item.outlook for item in items} for name, items in results.outlooks().items()
+        },
+    }
+    if results.retrieval is not None:
+        found["retrieval"] = {
+            str(name): {"recall_at_10": float(part.found.mean()), "cos_h": float(part.cos_h.median())}
+            for name, part in results.retrieval.groupby("variant", sort=False)
+        }
+    if results.temperatures:
+        found["temperature"] = _temperatures(results.temperatures)
+    if results.raw_head is not None:
+        part = inner(layer_summary(results.raw_head))
+        found["raw_head"] = {
+            "estimate_within_25pct": float(((part.kl_estimate_q50 / part.kl_q50 - 1).abs() <= 0.25).mean()),
+            "median_ratio": float((part.kl_estimate_q50 / part.kl_q50).median()),
+        }
+    mlp = [frame for (kind, _), frame in results.layers.items() if kind == "mlp"]
+    if mlp:
+        found["mlp_layers"] = {c.name: {"mean": c.mean, "held": c.held} for c in layer_claims(mlp)}
+    return found
+
+
+def _temperatures(frames: Mapping[float, pd.DataFrame]) -> dict[str, Any]:
+    """Median KL by temperature, and in how many layers it grows each time the temperature is halved."""
+    medians = {t: inner(layer_summary(frame)).kl_q50.to_numpy() for t, frame in sorted(frames.items())}
+    ordered = sorted(medians)
+    grows = np.all([medians[a] > medians[b] for a, b in pairwise(ordered)], axis=0)
+    return {
+        "median_kl": {f"{t:g}": float(np.median(values)) for t, values in medians.items()},
+        "layers_where_kl_grows_as_T_falls": float(np.mean(grows)),
+        "layers_where_kl_is_larger_at_the_lowest_T": float(
+            np.mean(medians[ordered[0]] > medians[ordered[-1]])
+        ),
+    }
+
+
+def shown_table(results: Results) -> pd.DataFrame:
+    """A row a variant: scores with what they keep, perplexity, and the probes' outlook."""
+    outlooks = results.outlooks()
+    rows = []
+    for variant in results.scores:
+        part = results.tasks[results.tasks.variant == variant]
+        row: dict[str, str] = {"variant": variant}
+        for item in part.itertuples():
+            kept = "" if variant == "dense" else f" ({100 * float(item.kept):.0f})"  # type: ignore[arg-type]
+            row[f"{item.task} % (kept)"] = f"{100 * float(item.score):.0f}{kept}"  # type: ignore[arg-type]
+        row["perplexity"] = f"{results.perplexity[variant]:.1f}" if variant in results.perplexity else "-"
+        if variant in results.decoding:
+            frame = results.decoding[variant]
+            row["same next token %"] = f"{100 * frame[frame['mode'] == 'forced'].agree.mean():.0f}"
+            row["outlook"] = ", ".join(f"{item.kind.split()[0]} {item.outlook}" for item in outlooks[variant])
+        rows.append(row)
+    return pd.DataFrame(rows).fillna("-")
+
+
+def notes(results: Results) -> str:
+    """The outlook on each variant in words, and perplexities of the others."""
+    lines = [
+        f"- `{name}`: " + "; ".join(f"{item.kind}: **{item.outlook}** ({item.reason})" for item in items)
+        for name, items in results.outlooks().items()
+    ]
+    rest = ", ".join(f"{name} {value:.1f}" for name, value in results.perplexity.items())
+    return "\n".join(["Outlook by the probes:", *lines, "", f"Perplexity: {rest}."])
+
+
+def layer_table(results: Results) -> pd.DataFrame:
+    """Quantiles of the first seed, a row a layer and space."""
+    summary = layer_summary(results.attention_layers[0])
+    rows = [
+        {
+            "layer": int(line.layer),
+            "space": space,
+            "q05": line[f"{column}_q05"],
+            "median": line[f"{column}_q50"],
+            "q95": line[f"{column}_q95"],
+        }
+        for _, line in summary.iterrows()
+        for column, space in SPACES.items()
+    ]
+    return pd.DataFrame(rows)
+
+
+def estimate_table(results: Results) -> pd.DataFrame:
+    """Measured and estimated median KL, a row a seed and layer."""
+    parts = []
+    for seed, frame in enumerate(results.attention_layers):
+        summary = layer_summary(frame)
+        parts.append(summary[["layer", "kl_q50", "kl_estimate_q50", "spearman"]].assign(seed=seed))
+    return pd.concat(parts, ignore_index=True)
+
+
+def decoding_table(results: Results) -> pd.DataFrame:
+    """Medians over prompts by variant, mode and step."""
+    parts = [StepTable(frame, 1.0).curves().assign(variant=name) for name, frame in results.decoding.items()]
+    return pd.concat(parts, ignore_index=True)
+
+
+def plot_layers(table: pd.DataFrame) -> Figure:
+    """Cosine in the three spaces over the layers; the band is the finding."""
+    figure = Figure(figsize=(10, 4.5), layout="constrained")
+    axes = figure.subplots()
+    for i, (space, part) in enumerate(table.groupby("space", sort=False)):
+        axes.plot(part.layer, part["median"], color=f"C{i}", label=f"{space} space, median")
+        axes.fill_between(part.layer, part.q05, part.q95, color=f"C{i}", alpha=0.2, linewidth=0)
+    axes.set_xlabel("layer whose attention is dropped (first and last are exceptions)")
+    axes.set_ylabel("cosine with the dense state")
+    axes.set_ylim(max(-0.05, float(table.q05.min()) - 0.05), 1.02)
+    axes.set_title("One attention dropped at a time: medians, bands from 5 % to 95 % of the tokens")
+    axes.legend(frameon=False)
+    axes.grid(alpha=0.3)
+    return figure
+
+
+def plot_estimates(table: pd.DataFrame) -> Figure:
+    """Predicted against measured median KL."""
+    figure = Figure(figsize=(5.5, 5), layout="constrained")
+    axes = figure.subplots()
+    last = table.layer.max()
+    for i, (seed, part) in enumerate(table.groupby("seed")):
+        middle = part[(part.layer > 0) & (part.layer < last)]
+        axes.scatter(middle.kl_q50, middle.kl_estimate_q50, s=14, color=f"C{i}", label=f"seed {seed}")
+    middle = table[(table.layer > 0) & (table.layer < last)]
+    low, high = float(middle.kl_q50.min()) / 1.5, float(middle.kl_q50.max()) * 1.5
+    line = np.array([low, high])
+    axes.plot(line, line, color="grey", linewidth=1, label="equal")
+    axes.fill_between(
+        line, 0.75 * line, 1.25 * line, color="grey", alpha=0.15, linewidth=0, label="within 25 %"
+    )
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlabel("measured median KL of dropping one attention (nats)")
+    axes.set_ylabel("second-order estimate (nats)")
+    axes.set_title("One point an inner layer and seed")
+    axes.legend(frameon=False, fontsize=8)
+    axes.grid(alpha=0.3)
+    return figure
+
+
+def plot_decoding(table: pd.DataFrame) -> Figure:
+    """Similarity of the probabilities, and KL, over the steps of generation."""
+    figure = Figure(figsize=(11, 4.5), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for i, (name, part) in enumerate(table.groupby("variant", sort=False)):
+        for mode, style in (("free", "-"), ("forced", ":")):
+            curve = part[part["mode"] == mode]
+            label = str(name) if mode == "free" else None
+            left.plot(curve.step, curve.cos_p, style, color=f"C{i}", label=label)
+            right.plot(curve.step, curve.kl.clip(lower=1e-3), style, color=f"C{i}")
+    left.set_ylabel("cosine of the probabilities, median over prompts")
+    right.set_ylabel("KL(dense || compressed) (nats), median over prompts")
+    right.set_yscale("log")
+    for axes in (left, right):
+        axes.set_xlabel("step of generation")
+        axes.grid(alpha=0.3)
+    left.legend(frameon=False, fontsize=8)
+    figure.suptitle("Solid: each model on its own text. Dotted: both on the dense model's text")
+    return figure
+
+
+def plot_tasks(tasks: pd.DataFrame) -> Figure:
+    """What each task keeps, by variant: choice tasks solid, written ones dashed."""
+    part = tasks[tasks.variant != "dense"]
+    variants = sorted(dict.fromkeys(part.variant), key=_variant_order)
+    figure = Figure(figsize=(max(7, 1.1 * len(variants) + 3), 5), layout="constrained")
+    axes = figure.subplots()
+    names = list(dict.fromkeys(part.task))
+    for i, task in enumerate(names):
+        own = part[part.task == task].set_index("variant").reindex(variants)
+        written = str(own.kind.dropna().iloc[0]) == "written"
+        places = np.arange(len(variants)) + 0.08 * (i - (len(names) - 1) / 2)
+        axes.errorbar(
+            places,
+            100 * own.kept,
+            yerr=[100 * (own.kept - own.kept_low), 100 * (own.kept_high - own.kept)],
+            fmt="s" if written else "o",
+            mfc="white" if written else None,
+            color=f"C{i}",
+            capsize=2,
+            label=f"{task} ({'written' if written else 'choice'})",
+        )
+    axes.axhline(90, color="grey", linewidth=0.8, linestyle="--")
+    axes.axhline(50, color="grey", linewidth=0.8, linestyle=":")
+    axes.set_xticks(range(len(variants)), variants, rotation=25, ha="right")
+    axes.set_ylabel("share of the dense score that is kept (%), 95 % interval")
+    axes.set_title("Lines at 90 % (choice should stay above) and 50 % (written falls below)")
+    axes.legend(frameon=False, fontsize=8, ncols=2)
+    axes.grid(axis="y", alpha=0.3)
+    return figure
+
+
+def _variant_order(name: str) -> tuple[str, int, str]:
+    head, _, tail = name.rpartition("-")
+    return (head, int(tail), "") if tail.isdigit() else ("~", 0, name)
+
+
+def log_candidates(ctx: RunContext, results: Results) -> None:
+    """One MLflow run a variant, with its scores; the decoding curves as metrics over steps, the layers likewise."""
+    for variant, tasks in results.scores.items():
+        run = candidate_run(ctx, variant)
+        recipe = results.recipes.get(variant)
+        log_params(
+            ctx, run, {"variant": variant, **({} if recipe is None else recipe.model_dump(mode="json"))}
+        )
+        found = {f"test/{task}": float(np.mean(values)) for task, values in tasks.items()}
+        if variant in results.perplexity:
+            found["text/perplexity"] = results.perplexity[variant]
+        if variant in results.decoding:
+            found |= {
+                f"decoding/{k}": v for k, v in StepTable(results.decoding[variant], 1.0).summary().items()
+            }
+            curves = StepTable(results.decoding[variant], 1.0).curves()
+            for mode, part in curves.groupby("mode"):
+                rows = [
+                    {
+                        "step": int(r.step),
+                        f"{mode}/kl": r.kl,
+                        f"{mode}/cos_p": r.cos_p,
+                        f"{mode}/agree": r.agree,
+                    }  # type: ignore[arg-type]
+                    for r in part.itertuples()
+                ]
+                log_trace(ctx, run, rows)
+        log_metrics(ctx, run, found)
+        ctx.client.set_terminated(run)
+    run = candidate_run(ctx, "layers")
+    summary = layer_summary(results.attention_layers[0])
+    columns = ("cos_h_q50", "cos_z_q05", "cos_p_q05", "cos_p_q50", "kl_q50", "kl_estimate_q50")
+    log_trace(
+        ctx,
+        run,
+        [
+            {"step": int(r.layer), **{f"layer/{c}": float(r[c]) for c in columns}}
+            for _, r in summary.iterrows()
+        ],
+    )
+    ctx.client.set_terminated(run)
