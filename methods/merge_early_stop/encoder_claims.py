@@ -63,7 +63,7 @@ def _length_claims(sweep: pd.DataFrame, kind: str) -> list[Claim]:
             Claim(f"{kind}/{method}/best_length", f"{name}: that length", _per_seed(curve, chosen), longest / 2, "<=",
                   "report"),
             Claim(f"{kind}/{method}/own_gain", f"{name}: points of own score from that length to {longest} steps",
-                  _per_seed(curve, lambda g: -gain(g, "own")), 0.0, ">=",
+                  _per_seed(curve, lambda g: 0.0 - gain(g, "own")), 0.0, ">=",
                   "each" if method == "task_arithmetic" else "report"),
         ]  # fmt: skip
         if curve["norm_matched"].notna().all():
