@@ -56,6 +56,12 @@ FLOWS: tuple[FlowEntry, ...] = (
         "store a model, build task sets and held-out text",
     ),
     FlowEntry(
+        "pretrain",
+        "flows.pretrain",
+        "flows.pretrain_config:PretrainConfig",
+        "train a base model from scratch on your text, the norm placement a setting",
+    ),
+    FlowEntry(
         "finetune",
         "flows.finetune",
         f"{STEPS}:FinetuneConfig",

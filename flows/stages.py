@@ -19,6 +19,8 @@ from tasks.merge.experts import resolve_expert
 from tasks.merge.steps import merge
 from tasks.prepare.config import PrepareSettings
 from tasks.prepare.steps import prepare_model, prepare_tasks, prepare_text, source_fingerprint
+from tasks.pretrain.config import CorpusSettings, PretrainSettings
+from tasks.pretrain.steps import build_corpus, pretrain
 from tasks.reference import Kind, Reference, reference_to
 from tasks.report.config import ReportSettings
 from tasks.report.lifecycle import compare
@@ -95,6 +97,23 @@ def task_folders(tasks: Reference) -> dict[str, Reference]:
     """Each task set below a folder of them, by name."""
     folders = sorted(p.parent for p in tasks.path.glob("*/task.json"))
     return {folder.name: reference_to(folder, "tasks") for folder in folders}
+
+
+def pretrain_base(ctx: RunContext, settings: PretrainSettings) -> Candidate:
+    """A base model from scratch: the text packed into rows, then trained."""
+    corpus = start(
+        build_corpus,
+        ctx,
+        "pretrain corpus",
+        {"settings": settings.corpus, "fingerprint": source_fingerprint(settings.corpus.source)},
+    ).result()
+    log_input(ctx, ctx.parent_run_id, "corpus", corpus.reference, "training")
+    label = f"base/{settings.shape.norm_scheme}"
+    # Where the text came from is no part of the training's identity; the packed rows are.
+    own = only(PretrainSettings, settings, corpus=CorpusSettings())
+    result = start(pretrain, ctx, label, {"settings": own, "corpus": corpus.reference}).result()
+    replay_trace(ctx, label, result.path)
+    return _candidate(label, "base", settings.shape.norm_scheme, result)
 
 
 def train_experts(
@@ -187,11 +206,21 @@ def evaluate_candidates(
             "tasks": tasks,
             "text": text,
         }
+        if settings.probe_prompts and (dense := _dense_parent(candidate, candidates)):
+            inputs["dense"] = dense
         futures[candidate.name] = start(evaluate, ctx, f"evaluate {candidate.name}", inputs)
     results = {name: future.result() for name, future in futures.items()}
     for candidate in candidates:
         _log_candidate(ctx, candidate, results[candidate.name], tasks)
     return results
+
+
+def _dense_parent(candidate: Candidate, candidates: Sequence[Candidate]) -> Reference | None:
+    """The full model that a compressed candidate was made from, when it is among the candidates."""
+    if candidate.stage != "compressed":
+        return None
+    found = [other.reference for other in candidates if other.name in candidate.parents]
+    return next((reference for reference in found if reference.kind == "model"), None)
 
 
 def _candidate(

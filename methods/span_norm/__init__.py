@@ -35,7 +35,7 @@ _LAZY = {
 
 
 def register() -> None:
-    """Add `spannorm` to `AutoConfig`, `AutoModelForCausalLM` and the walk over blocks; a second call changes nothing."""
+    """Teach transformers' Auto classes and the walk over blocks the type `spannorm`; a second call changes nothing."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from methods.common.linear_layers import register_architecture

@@ -52,6 +52,17 @@ def check_text_source(settings: TextSettings) -> None:
         source_files(source, TEXT_SUFFIXES)
 
 
+def read_documents(settings: TextSettings) -> tuple[list[Document], dict[str, Any]]:
+    """All documents of a source in its own order, whole, and their licence and origins.
+
+    Raises:
+        DataError: as `check_text_source`, and a file or column that cannot be read.
+    """
+    check_text_source(settings)
+    # Without calibration text one long file stays one document.
+    return _documents(settings.model_copy(update={"calibration_bytes": 0}))
+
+
 def build_heldout_text(settings: TextSettings, out: Path) -> dict[str, Any]:
     """Write the held-out documents to `out` and, from other documents, calibration text to `out/calibration`.
 

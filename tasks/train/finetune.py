@@ -12,9 +12,7 @@ one and ends with the same bytes.
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import shutil
 import sys
 import time
@@ -35,7 +33,7 @@ from transformers import (
 
 from methods.common.choice_scoring import ChoiceScorer, encode_rows
 from methods.common.dtype import compute_device, resolve_dtype
-from methods.common.errors import ConfigError, NumericalError
+from methods.common.errors import NumericalError
 from methods.merge_early_stop import (
     MergeEarlyStopping,
     MergeEarlyStoppingCallback,
@@ -44,6 +42,7 @@ from methods.merge_early_stop import (
 from tasks.one_model import one_model_at_a_time
 from tasks.prepare.models import check_model_folder
 from tasks.reference import Reference
+from tasks.train.checkpoints import open_checkpoints, rows_a_device
 from tasks.train.config import FinetuneSettings, Stopping
 from tasks.train.examples import (
     Example,
@@ -58,7 +57,6 @@ from tasks.train.loading import load_model, load_split, load_tokenizer, weights_
 from tasks.train.quiet_trainer import no_chatter, quieten
 from tasks.train.trace import Row, write_trace
 
-CHECKPOINTS = ".checkpoints"
 STOP = "stop.json"
 RECORD = "expert.json"  # what the expert was made from; the merge step checks the base by it
 
@@ -109,7 +107,7 @@ def finetune(
         "task_digest": task.digest,
         "settings": settings.model_dump(mode="json", include=fields) | {"seed": seed, "stopping": stopping},
     }
-    checkpoints = _open_checkpoints(out, facts)
+    checkpoints = open_checkpoints(out, facts)
     tokenizer = load_tokenizer(folder)
     examples = training_examples(
         tokenizer, train_rows, max_length=settings.max_length, learn_end=settings.learn_end
@@ -321,15 +319,10 @@ def _trainable_model(folder: Path, settings: FinetuneSettings, longest: int) -> 
 def _arguments(
     settings: FinetuneSettings, stopping: Stopping, folder: Path, seed: int, mixed: bool
 ) -> TrainingArguments:
-    devices = max(1, int(os.environ.get("WORLD_SIZE", "1")))
-    if settings.batch_size % devices:
-        raise ConfigError(
-            f"batch_size={settings.batch_size} cannot be split over {devices} processes; give a multiple of {devices}"
-        )
     return TrainingArguments(
         output_dir=str(folder),
         max_steps=settings.max_steps,
-        per_device_train_batch_size=settings.batch_size // devices,
+        per_device_train_batch_size=rows_a_device(settings.batch_size),
         ddp_find_unused_parameters=False,
         learning_rate=settings.learning_rate,
         lr_scheduler_type="constant" if stopping == "merge_aware" else settings.schedule,
@@ -350,17 +343,3 @@ def _arguments(
         seed=seed,
         data_seed=seed,
     )
-
-
-def _open_checkpoints(out: Path, facts: Mapping[str, Any]) -> Path:
-    """The folder of checkpoints; what another configuration left there is thrown away."""
-    folder = out / CHECKPOINTS
-    mark = folder / "run.json"
-    text = json.dumps(facts, sort_keys=True)
-    if folder.exists() and (not mark.is_file() or mark.read_text(encoding="utf-8") != text):
-        shutil.rmtree(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    part = mark.with_suffix(".part")
-    part.write_text(text, encoding="utf-8")
-    part.replace(mark)
-    return folder

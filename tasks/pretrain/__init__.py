@@ -1,0 +1,1 @@
+"""Pre-training: a base model from scratch on a person's text."""
