@@ -34,7 +34,7 @@ def check(config: LittleBit2Config) -> None:
 )
 def littlebit2(config: LittleBit2Config = LittleBit2Config()) -> Report:
     check(config)
-    full = config.profile == "full"
+    parts = config.resolved()
     with open_run("littlebit2", config) as ctx:
         mark = source_fingerprint(config.model.source, config.model.revision)
         given = {"settings": config.model, "fingerprint": mark}
@@ -44,21 +44,21 @@ def littlebit2(config: LittleBit2Config = LittleBit2Config()) -> Report:
         log_input(ctx, ctx.parent_run_id, "model", model, "training")
         log_input(ctx, ctx.parent_run_id, "text", text, "training")
         # One after the other: each fills the cores by itself.
-        weights = {"settings": config.weights, "model": model, "full": full}
-        small = {"settings": config.small, "text": text, "full": full}
+        weights = {"settings": parts.weights, "model": model}
+        small = {"settings": parts.small, "text": text}
         done = [
             start(weights_study, ctx, "study weights", weights).result(),
             start(small_study, ctx, "study small models", small).result(),
         ]
-        if full:
-            whole = {"settings": config.distilled, "model": model, "text": text}
+        if parts.distilled.run:
+            whole = {"settings": parts.distilled, "model": model, "text": text}
             done.append(start(model_study, ctx, "study model", whole).result())
         frames = read_frames([part.path for part in done])
         log_candidates(ctx, frames)
         metrics, verdicts = metrics_and_verdicts(frames)
         seconds = sum(part.timings["seconds"] for part in done)
         notes = [model_table(frames), f"Seconds of work: {seconds:.0f}."]
-        if full:
+        if parts.distilled.run:
             notes.append(f"Packed model folders: `{done[-1].path}`.")
         return publish(
             ctx,

@@ -183,7 +183,7 @@ class LittleBitLinear(nn.Module):
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         """Latents and scales stay float32 when a model is cast to half precision: small updates would be lost."""
         kept = {
-            name: getattr(self, name)
+            name: getattr(self, name).data
             for name in LATENT
             if isinstance(getattr(self, name, None), nn.Parameter)
         }
@@ -191,5 +191,5 @@ class LittleBitLinear(nn.Module):
         for name, before in kept.items():
             now = getattr(self, name)
             if now.dtype != before.dtype and before.device.type != "meta":
-                now.data = before.data.to(now.device)
+                now.data = before.to(now.device)
         return self

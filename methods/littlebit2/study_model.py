@@ -28,7 +28,7 @@ class ModelPlan:
 
     Args:
         bpp: nominal bits a weight.
-        steps, batch, rate: of the distillation.
+        steps, batch, rate, hidden_weight: of the distillation; its KL is the mean per token.
         probes: scores on the way, the first and last included.
     """
 
@@ -36,6 +36,7 @@ class ModelPlan:
     steps: int = 80
     batch: int = 4
     rate: float = 1e-3
+    hidden_weight: float = 0.0
     probes: int = 6
 
 
@@ -78,6 +79,8 @@ def distilled_rows(
         steps=plan.steps,
         batch_size=plan.batch,
         lr=plan.rate,
+        hidden_weight=plan.hidden_weight,
+        reduction="token",
         seed=seed,
         checkpoint=work / "checkpoint",
         checkpoint_every=20,

@@ -17,7 +17,6 @@ from tasks.study.littlebit2_config import ModelStudy, SmallStudy, WeightsStudy
 
 logger = logging.getLogger("seedloom")
 ROWS = "rows"
-FULL_SEEDS, FULL_EVERY_BLOCK = (0, 1, 2, 3, 4), 5
 WIDE = ((0.3, False), (1.0, False), (0.3, True), (0.55, True), (1.0, True))
 GAMMAS = (0.2, 0.3, 0.4, 0.45, 0.5, 0.55, 0.6, 0.8, 1.0)
 ITERATIONS = (0, 5, 20, 50, 100)
@@ -58,7 +57,7 @@ def _write(out: Path, frames: dict[str, pd.DataFrame]) -> dict[str, Any]:
 
 
 @step("study-littlebit2-weights", kind="report", version="1", timeout_seconds=24 * 3600)
-def weights_study(out: Path, *, settings: WeightsStudy, model: Reference, full: bool) -> dict[str, Any]:
+def weights_study(out: Path, *, settings: WeightsStudy, model: Reference) -> dict[str, Any]:
     """Errors of every layer by each initialisation and peer, synthetic spectra, and the number of iterations."""
     import torch
 
@@ -66,10 +65,9 @@ def weights_study(out: Path, *, settings: WeightsStudy, model: Reference, full: 
 
     parts = Parts(out / ROWS)
     places = layer_places(model.path)
-    every = FULL_EVERY_BLOCK if full else settings.every_block
     plain = Grid()
     wide = Grid(((0.55, False), *WIDE), ((0.3, False), (0.55, False), (1.0, True)), peers=True)
-    work = [(p, wide if p.block % every == 0 else plain) for p in places]
+    work = [(p, wide if p.block % settings.every_block == 0 else plain) for p in places]
     missing = [(p, grid) for p, grid in work if parts.get(p.name) is None]
     # The longest first, so that no core waits at the end.
     missing.sort(key=lambda item: -len(item[1].points))
@@ -99,12 +97,12 @@ def weights_study(out: Path, *, settings: WeightsStudy, model: Reference, full: 
 
 
 @step("study-littlebit2-small", kind="report", version="1", timeout_seconds=24 * 3600)
-def small_study(out: Path, *, settings: SmallStudy, text: Reference, full: bool) -> dict[str, Any]:
+def small_study(out: Path, *, settings: SmallStudy, text: Reference) -> dict[str, Any]:
     """Teachers, then each student of each seed, over processes."""
     from methods.littlebit2.study_small import POINTS
 
     parts = Parts(out / ROWS)
-    seeds = FULL_SEEDS if full else settings.seeds
+    seeds = settings.seeds
     teachers = [(settings, text.path, out, seed) for seed in seeds]
     for _ in _spread(_teacher, teachers, settings.processes):
         logger.info("study: a teacher is trained")
@@ -233,6 +231,7 @@ def model_study(out: Path, *, settings: ModelStudy, model: Reference, text: Refe
         steps=max(1, settings.tokens // (settings.batch * settings.length)),
         batch=settings.batch,
         rate=settings.rate,
+        hidden_weight=settings.hidden_weight,
     )
     if parts.get("peers") is None:
         parts.keep("peers", peer_rows(load, heldout))

@@ -16,7 +16,7 @@ class WeightsStudy(Config):
         ge=1,
         le=1_000,
         description="Further bit budgets, ADMM and the other peers on every so-manieth block; the ordering at 0.55 "
-        "bits is measured on all layers. The full profile takes every fifth block",
+        "bits is measured on all layers. The full profile takes at least every fifth block",
     )
     processes: int = Field(
         default=2, ge=1, le=256, description="Layers or students at the same time, each on one core"
@@ -29,7 +29,7 @@ class SmallStudy(Config):
     seeds: tuple[int, ...] = Field(
         default=(0, 1, 2),
         min_length=3,
-        description="Independent teachers and distillations; the full profile has five",
+        description="Independent teachers and distillations; the full profile has at least five",
     )
     base_steps: int = Field(default=200, ge=1, le=1_000_000, description="Optimiser steps of a teacher")
     distill_steps: int = Field(
@@ -44,8 +44,12 @@ class SmallStudy(Config):
 
 
 class ModelStudy(Config):
-    """The model itself compressed, distilled and scored; only in the full profile."""
+    """The model itself compressed, distilled and scored beside its peers; the packed model folders are kept."""
 
+    run: bool = Field(
+        default=False,
+        description="Do it; for the default model about half an hour on two free cores. The full profile always does",
+    )
     methods: tuple[Literal["joint_itq", "random_rotation", "svd", "admm"], ...] = Field(
         default=("joint_itq", "svd"),
         min_length=1,
@@ -58,6 +62,11 @@ class ModelStudy(Config):
     rate: float = Field(default=1e-3, gt=0, le=1, description="Peak learning rate")
     length: int = Field(default=128, ge=8, le=32_768, description="Tokens of a sequence")
     batch: int = Field(default=4, ge=1, le=4_096, description="Sequences of a step")
+    hidden_weight: float = Field(
+        default=0.0,
+        ge=0,
+        description="Weight of the hidden states' error; models with a few huge activations need a small one",
+    )
     scored_tokens: int = Field(default=4_096, ge=128, description="Held-out tokens that are scored")
 
 
@@ -75,4 +84,18 @@ class LittleBit2Study(Config):
     )
     weights: WeightsStudy = Field(default=WeightsStudy(), description="Reconstruction of the model's layers")
     small: SmallStudy = Field(default=SmallStudy(), description="Small models trained here")
-    distilled: ModelStudy = Field(default=ModelStudy(), description="The model itself, in the full profile")
+    distilled: ModelStudy = Field(default=ModelStudy(), description="The model itself")
+
+    def resolved(self) -> "LittleBit2Study":
+        """The settings with what the profile adds to them."""
+        if self.profile == "default":
+            return self
+        every = min(self.weights.every_block, 5)
+        seeds = self.small.seeds + tuple(n for n in range(5) if n not in self.small.seeds)
+        return self.model_copy(
+            update={
+                "weights": self.weights.model_copy(update={"every_block": every}),
+                "small": self.small.model_copy(update={"seeds": seeds[: max(5, len(self.small.seeds))]}),
+                "distilled": self.distilled.model_copy(update={"run": True}),
+            }
+        )

@@ -1,0 +1,167 @@
+"""Distillation: it learns, it is reproducible, it goes on after a kill, and refuses what cannot work."""
+
+import math
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from methods.common.errors import ConfigError, DataError, NumericalError
+from methods.littlebit2 import LittleBitConfig, binary_layers, compress_model, distill, token_blocks
+from methods.littlebit2.distill import _rate, _rows
+from methods.littlebit2.peers import replace_by_one_bit
+from tests.methods.littlebit2.distill_run import STEPS, TOKENS
+from tests.methods.pruning_representations.tiny import tiny
+
+ROOT = Path(__file__).parents[3]
+CONFIG = LittleBitConfig(bpp=2.0, n_iter=3)
+
+
+def student(**changes: Any) -> Any:
+    return compress_model(tiny(), LittleBitConfig(**{**CONFIG.to_dict(), **changes}), n_jobs=1)[0]
+
+
+def test_it_moves_towards_the_teacher_and_flips_signs() -> None:
+    pupil = student()
+    before = {name: layer.factors().sign_u for name, layer in binary_layers(pupil)}
+    history = distill(pupil, tiny(), TOKENS, steps=40, batch_size=5, lr=5e-3, hidden_weight=1.0)
+    assert history[0] == {"step": 0.0}
+    losses = [row["loss"] for row in history[1:]]
+    assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
+    assert any(not torch.equal(before[name], layer.factors().sign_u) for name, layer in binary_layers(pupil))
+
+
+def test_the_loss_is_the_papers() -> None:
+    """KL(teacher || student) summed over positions, mean over sequences, and 10 times each block's MSE."""
+    pupil, teacher = student(), tiny()
+    row = distill(pupil, teacher, TOKENS[:3], steps=1, batch_size=3, lr=1e-12, hidden_weight=10.0)[1]
+    with torch.no_grad():
+        own, given = (m(input_ids=TOKENS[:3], output_hidden_states=True) for m in (student().eval(), teacher))
+    p, q = given.logits.softmax(-1), own.logits.log_softmax(-1)
+    kl = float((p * (p.log() - q)).sum() / 3)
+    pairs = list(zip(own.hidden_states, given.hidden_states, strict=True))
+    assert torch.equal(*pairs[0])
+    hidden = sum(float(F.mse_loss(a, b)) for a, b in pairs[1:])
+    assert row["kl"] == pytest.approx(kl, rel=1e-3)
+    assert row["hidden"] == pytest.approx(hidden, rel=1e-3)
+    assert row["loss"] == pytest.approx(kl + 10 * hidden, rel=1e-3)
+    per_token = distill(student(), teacher, TOKENS[:3], steps=1, batch_size=3, lr=1e-12, reduction="token")[1]
+    assert per_token["kl"] == pytest.approx(kl / TOKENS.shape[1], rel=1e-3)
+
+
+def test_choices_of_what_is_trained() -> None:
+    teacher = tiny()
+    frozen = {name: p.clone() for name, p in teacher.named_parameters()}
+    teacher.train()
+    for trainable, moves in (("all", True), ("factors", False)):
+        pupil = student()
+        before = pupil.get_input_embeddings().weight.clone()
+        distill(pupil, teacher, TOKENS, steps=2, lr=1e-2, trainable=trainable, hidden_weight=0)  # type: ignore[arg-type]
+        assert torch.equal(pupil.get_input_embeddings().weight, before) != moves
+    assert teacher.training  # as it was, although it answered in evaluation mode
+    assert all(torch.equal(frozen[name], p) for name, p in teacher.named_parameters())
+    assert all(p.grad is None for p in teacher.parameters())
+
+
+@pytest.mark.parametrize("gradient", ["smooth_sign", "clipped"])
+def test_both_surrogate_gradients_and_the_one_bit_peer_learn(gradient: str) -> None:
+    one_bit = tiny()
+    assert replace_by_one_bit(one_bit) > 1
+    for pupil in (student(residual=True), one_bit):
+        history = distill(
+            pupil, tiny(), TOKENS, steps=25, batch_size=5, lr=5e-3, hidden_weight=0, gradient=gradient  # type: ignore[arg-type]
+        )  # fmt: skip
+        assert history[-1]["loss"] < history[1]["loss"]
+
+
+def test_probes_and_order_of_the_text() -> None:
+    modes = []
+
+    def probe(model: Any) -> float:
+        modes.append(model.training)
+        return 1.0
+
+    pupil = student().eval()
+    history = distill(pupil, tiny(), TOKENS, steps=5, lr=1e-3, probe=probe, probe_every=2)
+    assert [row["step"] for row in history if "probe" in row] == [0, 2, 4, 5]
+    assert modes == [False] * 4
+    assert not pupil.training
+    seen = torch.cat([_rows(10, step, 4, 0) for step in range(5)])
+    for epoch in seen.split(10):
+        assert sorted(epoch.tolist()) == list(range(10))
+    assert not torch.equal(seen[:10], seen[10:])
+    rates = [_rate(step, 100, 1.0, 0.02) for step in range(100)]
+    assert rates[:2] == [0.5, 1.0]
+    assert max(rates) == 1.0
+    assert rates[51] == pytest.approx(0.5, abs=0.01)
+    assert rates[-1] < 1e-3
+
+
+def run(folder: Path, *more: str) -> subprocess.Popen[str]:
+    folder.mkdir(exist_ok=True)
+    command = [sys.executable, "-m", "tests.methods.littlebit2.distill_run", str(folder), *more]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+
+
+def test_a_killed_distillation_ends_with_the_same_weights(tmp_path: Path) -> None:
+    whole = run(tmp_path / "whole")
+    cut = run(tmp_path / "cut", "0.2")
+    assert cut.stdout is not None
+    for line in cut.stdout:
+        if line.strip() == "step 7":  # after the checkpoint of step 4
+            cut.send_signal(signal.SIGKILL)
+            break
+    assert cut.wait() == -signal.SIGKILL
+    assert (tmp_path / "cut" / "checkpoint").is_dir()
+    resumed = run(tmp_path / "cut")
+    told, _ = resumed.communicate(timeout=120)
+    assert resumed.returncode == 0
+    assert told.split("\n")[0] == "step 5"
+    assert f"step {STEPS}" in told
+    whole.communicate(timeout=120)
+    assert (tmp_path / "whole/student.safetensors").read_bytes() == (
+        tmp_path / "cut/student.safetensors"
+    ).read_bytes()
+
+
+def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
+    distill(student(), tiny(), TOKENS, steps=2, lr=1e-3, checkpoint=tmp_path / "c")
+    assert len(distill(student(), tiny(), TOKENS, steps=2, lr=1e-3, checkpoint=tmp_path / "c")) == 3
+    with pytest.raises(DataError, match="is of a run with other settings, text or layers"):
+        distill(student(), tiny(), TOKENS, steps=3, lr=1e-3, checkpoint=tmp_path / "c")
+    with pytest.raises(DataError, match="is of a run with other"):
+        distill(student(), tiny(), TOKENS.flip(0), steps=2, lr=1e-3, checkpoint=tmp_path / "c")
+
+
+def test_what_cannot_work_is_refused() -> None:
+    with pytest.raises(ConfigError, match="student: has no trainable binary layer"):
+        distill(tiny(), tiny(), TOKENS, steps=1)
+    for wrong in ({"steps": 0}, {"lr": 0.0}, {"batch_size": 0}, {"warmup": 1.0}, {"hidden_weight": -1.0}):
+        with pytest.raises(ConfigError, match="steps and batch_size are at least 1"):
+            distill(student(), tiny(), TOKENS, **{"steps": 1, **wrong})  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="give \\[sequences, length\\]"):
+        distill(student(), tiny(), TOKENS[0], steps=1)
+    broken = student()
+    with torch.no_grad():
+        broken.get_input_embeddings().weight.fill_(math.inf)
+    with pytest.raises(NumericalError, match="the loss of step 1 is not finite; lower lr"):
+        distill(broken, tiny(), TOKENS, steps=1)
+
+
+def test_text_becomes_rows_of_tokens() -> None:
+    class Letters:
+        eos_token_id = 0
+
+        def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
+            return {"input_ids": [ord(letter) for letter in text]}
+
+    rows = token_blocks(Letters(), ["abc", "de", "f"], 3)
+    assert rows.tolist() == [[97, 98, 99], [0, 100, 101], [0, 102, 0]]
+    assert token_blocks(Letters(), ["abc", "de", "f"], 3, limit=6).shape == (2, 3)
+    with pytest.raises(DataError, match="the text has 4 tokens, less than one sequence of 9"):
+        token_blocks(Letters(), ["abc"], 9)

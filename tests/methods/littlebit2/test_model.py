@@ -1,0 +1,242 @@
+"""Whole models: which layers are taken, parallel and resumed work, folders that transformers loads, refusals."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+from methods.common.errors import ConfigError, DataError
+from methods.littlebit2 import (
+    LittleBitConfig,
+    binary_layers,
+    compress_model,
+    is_compressed,
+    load_compressed,
+    save_compressed,
+    sizes,
+    target_layers,
+)
+from tests.methods.pruning_representations.tiny import tiny
+
+TOKENS = torch.randint(3, 61, (2, 12), generator=torch.Generator().manual_seed(0))
+CONFIG = LittleBitConfig(bpp=2.0, n_iter=3)
+
+
+def logits(model: Any) -> torch.Tensor:
+    with torch.no_grad():
+        found: torch.Tensor = model(input_ids=TOKENS).logits
+    return found
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    model, _ = compress_model(tiny(), CONFIG, n_jobs=1)
+    save_compressed(model, tmp_path / "model", CONFIG)
+    return tmp_path / "model"
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gpt2", "gemma2", "qwen2"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_saved_model_loads_through_transformers_with_the_same_logits(
+    model_type: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    model = tiny(model_type).to(dtype)
+    head = model.get_output_embeddings().weight.detach().clone()
+    model, rows = compress_model(model, CONFIG, n_jobs=2)
+    assert torch.equal(model.get_output_embeddings().weight, head)
+    assert not any("lm_head" in row["name"] for row in rows)
+    measured = save_compressed(model, tmp_path, CONFIG)
+    for _, layer in binary_layers(model):
+        layer.pack()
+    expected = logits(model)
+    again = load_compressed(tmp_path)
+    assert again.dtype == dtype
+    assert all(layer.is_packed for _, layer in binary_layers(again))
+    # A cast model also casts its rotary frequencies, a loaded one keeps them in float32: half formats differ a little.
+    assert (logits(again) - expected).abs().max() <= (1e-6 if dtype == torch.float32 else 5e-2)
+    assert (
+        again.generate(input_ids=TOKENS, attention_mask=torch.ones_like(TOKENS), max_new_tokens=3).shape[1]
+        == 15
+    )
+    # The file's size is its tensors and its header; the layers' share is what the report says.
+    file = tmp_path / "model.safetensors"
+    header = int.from_bytes(file.read_bytes()[:8], "little")
+    stored = load_file(file)
+    assert measured["file_bytes"] == 8 + header + sum(t.numel() * t.element_size() for t in stored.values())
+    packed = sum(
+        t.numel() * t.element_size()
+        for name, t in stored.items()
+        if name.rpartition(".")[0] in {row["name"] for row in rows} and not name.endswith("bias")
+    )
+    weights = sum(row["outputs"] * row["inputs"] for row in rows)
+    assert measured["packed_bytes"] == packed
+    assert measured["stored_bpp"] == 8 * packed / weights
+    assert sum(row["stored_bpp"] * row["outputs"] * row["inputs"] for row in rows) == pytest.approx(
+        8 * packed
+    )
+    assert measured["parameters"] == sum(p.numel() for p in tiny(model_type).parameters())
+    assert again.get_input_embeddings().weight.dtype == dtype
+
+
+def test_a_loaded_model_is_saved_again_and_stays_packed(saved: Path, tmp_path: Path) -> None:
+    model = load_compressed(saved)
+    model.save_pretrained(tmp_path / "again")
+    assert torch.equal(logits(load_compressed(tmp_path / "again")), logits(model))
+    save_compressed(model, tmp_path / "third")
+    assert sizes(tmp_path / "third") == sizes(saved)
+    assert not is_compressed(tmp_path)
+
+
+def test_software_that_does_not_know_the_format_refuses_it(saved: Path) -> None:
+    """A fresh process without this package's import must not run with random weights."""
+    code = "import sys; from transformers import AutoModelForCausalLM as A; A.from_pretrained(sys.argv[1])"
+    done = subprocess.run([sys.executable, "-c", code, str(saved)], capture_output=True, text=True)
+    assert done.returncode != 0
+    assert "size" in done.stderr
+
+
+def test_rows_say_what_was_done() -> None:
+    model = tiny()
+    weights = {target.name: target.weight.clone() for target in target_layers(model, CONFIG)}
+    seen: list[tuple[int, int]] = []
+    model, rows = compress_model(model, CONFIG, n_jobs=2, on_layer=lambda *done: seen.append(done))
+    assert [row["name"] for row in rows] == list(weights)
+    assert seen == [(n + 1, len(rows)) for n in range(len(rows))]
+    layers = dict(binary_layers(model))
+    for row in rows:
+        weight = weights[row["name"]]
+        found = layers[row["name"]].reconstruct()
+        error = float((weight - found).square().sum() / weight.square().sum())
+        assert row["error"] == pytest.approx(error, rel=1e-4)
+        assert (row["outputs"], row["inputs"]) == tuple(weight.shape)
+        assert {
+            "gamma",
+            "energy",
+            "haar_error",
+            "coherence_before",
+            "alignment_after",
+            "clamped",
+        } <= row.keys()
+
+
+def test_the_number_of_jobs_and_a_cache_do_not_change_the_result(tmp_path: Path) -> None:
+    states = []
+    for jobs, cache in ((1, None), (3, None), (1, tmp_path), (2, tmp_path)):
+        model, rows = compress_model(tiny(), CONFIG, n_jobs=jobs, cache=cache)
+        states.append((model.state_dict(), [row["error"] for row in rows]))
+    first, errors = states[0]
+    for state, other in states[1:]:
+        assert all(torch.equal(first[name], state[name]) for name in first)
+        assert errors == other
+
+
+def test_a_cut_off_factorisation_goes_on_from_its_finished_layers(tmp_path: Path, monkeypatch: Any) -> None:
+    from methods.littlebit2 import model as module
+
+    def stop(done: int, _: int) -> None:
+        if done == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        compress_model(tiny(), CONFIG, n_jobs=1, cache=tmp_path, on_layer=stop)
+    finished = len(list(tmp_path.glob("*.safetensors")))
+    assert 5 <= finished < 21
+    real, calls = module.factorize, []
+    monkeypatch.setattr(module, "factorize", lambda *a, **k: (calls.append(1), real(*a, **k))[1])
+    compress_model(tiny(), CONFIG, n_jobs=1, cache=tmp_path)
+    assert len(calls) == 21 - finished
+
+
+def test_which_layers_are_taken() -> None:
+    names = [t.name for t in target_layers(tiny(), LittleBitConfig(include=("mlp",), exclude=("layers.1.",)))]
+    assert names
+    assert all("mlp" in name and "layers.1." not in name for name in names)
+    for field in ("include", "exclude"):
+        with pytest.raises(ConfigError, match=f"{field} 'attention': no linear layer has that in its name"):
+            target_layers(tiny(), LittleBitConfig(**{field: ("attention",)}))
+    with pytest.raises(DataError, match="no linear layer to compress"):
+        target_layers(nn.Sequential(nn.ReLU()), CONFIG)
+
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.out, self.inner = nn.Embedding(9, 16), nn.Linear(16, 9), nn.Linear(16, 16)
+            self.out.weight = self.embed.weight
+
+    assert [t.name for t in target_layers(Tied(), CONFIG)] == ["inner"]
+
+
+def test_models_that_cannot_be_compressed() -> None:
+    model, _ = compress_model(tiny(), CONFIG, n_jobs=1)
+    with pytest.raises(DataError, match="the model is compressed already; give the original model"):
+        compress_model(model, CONFIG)
+    broken = tiny()
+    with torch.no_grad():
+        broken.model.layers[1].mlp.up_proj.weight[0, 0] = float("nan")
+    with pytest.raises(DataError, match=r"model\.layers\.1\.mlp\.up_proj: the weight holds NaN"):
+        compress_model(broken, CONFIG, n_jobs=2)
+    small = tiny()
+    with pytest.raises(
+        ConfigError, match=r"bpp 0\.1: model\.layers\.0\.self_attn\.q_proj \(16x16\) needs at least"
+    ):
+        compress_model(small, LittleBitConfig(bpp=0.1, strict=True))
+    assert isinstance(small.model.layers[0].self_attn.q_proj, nn.Linear)
+    with pytest.raises(DataError, match="has no compressed layer; call compress_model first"):
+        save_compressed(tiny(), "nowhere")
+
+
+def edit_config(folder: Path, **changes: Any) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] |= changes
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def test_folders_whose_parts_do_not_fit_are_refused_in_one_line(saved: Path, tmp_path: Path) -> None:
+    layers = json.loads((saved / "config.json").read_text())["quantization_config"]["layers"]
+    name = next(iter(layers))
+
+    def refused(match: str) -> None:
+        with pytest.raises(DataError, match=match) as error:
+            load_compressed(saved)
+        assert "\n" not in str(error.value)
+
+    edit_config(saved, layers={**layers, name: [1, 16, 16, 16]})
+    refused(f"{name}.* config.json says .* compress the model anew")
+    edit_config(saved, layers={**layers, name: [1, 16, "8", 16]})
+    refused("gives .* the shape")
+    edit_config(saved, layers={**layers, "model.layers.9.mlp.up_proj": [1, 32, 8, 16]})
+    refused(r"lacks the tensor model\.layers\.9\.mlp\.up_proj")
+    edit_config(saved, layers=layers, format=2)
+    refused("its packed format is 2, this version reads 1")
+    edit_config(saved, format=1, quant_method="gptq")
+    refused("does not name the format littlebit2")
+    edit_config(saved, quant_method="littlebit2")
+    load_compressed(saved)
+    tensors = load_file(saved / "model.safetensors")
+    save_file(
+        {k: v for k, v in tensors.items() if k != f"{name}.l"}, saved / "model.safetensors", {"format": "pt"}
+    )
+    refused(f"lacks the tensor {name}.l")
+    save_file(
+        {**tensors, f"{name}.h": tensors[f"{name}.h"].float()}, saved / "model.safetensors", {"format": "pt"}
+    )
+    refused(rf"{name}\.h is torch.float32")
+    (saved / "model.safetensors").write_bytes(b"cut")
+    refused("is not a safetensors file or is cut short")
+    with pytest.raises(DataError, match="does not name the format"):
+        load_compressed(tmp_path / "nothing")
+
+
+def test_a_model_of_another_shape_is_refused_by_transformers_too(saved: Path) -> None:
+    config = json.loads((saved / "config.json").read_text())
+    config["num_hidden_layers"] = 1
+    (saved / "config.json").write_text(json.dumps(config))
+    with pytest.raises(DataError, match=r"has no layer model\.layers\.1.*which config\.json says is packed"):
+        AutoModelForCausalLM.from_pretrained(saved)
