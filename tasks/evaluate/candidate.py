@@ -21,6 +21,7 @@ def evaluate_model(
     text: Path | None,
     out: Path,
     base: Path | None = None,
+    dense: Path | None = None,
 ) -> dict[str, Any]:
     """Score a full model, or an adapter on its base; the same inputs give the same metrics.
 
@@ -31,12 +32,14 @@ def evaluate_model(
         text: folder of held-out text, or None.
         out: gets `items.parquet` (one row an item), `metrics.json` and `harness/<task>.yaml`.
         base: the base model's folder; needed for an adapter.
+        dense: folder of the model that this one was compressed from; needed for the probe.
 
     Returns:
         metrics: flat, `<split>/<task>/<metric>`, `<split>/mean/<metric>`, `text/...`, `size/...`, `public/...`; each
             score with its standard error under `<name>_stderr`.
         intervals: name -> (low, high), 95 %.
         dtype: number format of the computation.
+        outlook: of each kind of task, by the probe; absent without it.
         timings: seconds of the parts, tokens per second (not deterministic).
 
     Raises:
@@ -47,6 +50,7 @@ def evaluate_model(
     from tasks.evaluate.harness import run_task_sets, task_folders
     from tasks.evaluate.packed import PackedLM
     from tasks.evaluate.perplexity import read_text, text_metrics
+    from tasks.evaluate.probe import probe_candidate
     from tasks.evaluate.speed import measure_speed
 
     check_candidate(model, base)
@@ -72,6 +76,22 @@ def evaluate_model(
     if settings.measure_speed:
         timings |= measure_speed(network)
         clock.lap("speed_seconds")
+    outlook: dict[str, Any] = {}
+    if dense is not None and settings.probe_prompts:
+        found, survivals = probe_candidate(
+            network,
+            tokenizer,
+            load_candidate(dense, None, dtype)[0],
+            prompts=settings.probe_prompts,
+            steps=settings.probe_steps,
+            tasks=tasks,
+            split=settings.split,
+            documents=documents,
+            out=out,
+        )
+        metrics |= found
+        outlook = {"outlook": survivals}
+        clock.lap("probe_seconds")
 
     write_items(items, out)
     summary = {
@@ -79,6 +99,7 @@ def evaluate_model(
         "intervals": intervals(metrics),
         "dtype": str(dtype).removeprefix("torch."),
         "items": ITEMS_FILE,
+        **outlook,
     }
     (out / "metrics.json").write_text(json.dumps(summary, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     return summary | {"timings": timings}

@@ -39,3 +39,13 @@ class EvaluateSettings(Config):
     extra_examples: int = Field(
         default=200, ge=0, le=1_000_000, description="Examples of each public task; 0 scores all"
     )
+    probe_prompts: int = Field(
+        default=0,
+        ge=0,
+        le=1_000,
+        description="Texts that each compressed model and the model it was made from both continue, to say where they "
+        "part and which kinds of tasks survive; 0 leaves this out, 8 take about a minute a model",
+    )
+    probe_steps: int = Field(
+        default=32, ge=4, le=4_096, description="Tokens that are written after each of these texts"
+    )

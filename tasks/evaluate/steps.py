@@ -20,6 +20,7 @@ def evaluate(
     tasks: Reference,
     base: Reference | None = None,
     text: Reference | None = None,
+    dense: Reference | None = None,
 ) -> dict[str, Any]:
     """Score one candidate on task sets, held-out text, size and speed."""
     return evaluate_model(
@@ -29,4 +30,5 @@ def evaluate(
         text.expect("text") if text else None,
         out,
         base.expect("model") if base else None,
+        dense.expect("model") if dense else None,
     )

@@ -67,7 +67,7 @@ def compare(candidates: Sequence[Candidate], scores: Mapping[str, StepResult]) -
         figures=figures,
         verdicts=verdicts(candidates, items),
         best=best,
-        notes=how + "\n\n" + _times(candidates, scores),
+        notes="\n\n".join(part for part in (how, _outlooks(scores), _times(candidates, scores)) if part),
     )
 
 
@@ -263,6 +263,16 @@ def _stopping_verdicts(candidates: Sequence[Candidate], items: Mapping[str, pd.D
             + f"; training steps {steps['merge_aware']} against {steps['own_optimum']}",
         )
     ]
+
+
+def _outlooks(scores: Mapping[str, StepResult]) -> str:
+    """What the representation probe says about each compressed model; nothing without it."""
+    lines = [
+        f"- `{name}`: " + "; ".join(f"{o['kind']}: **{o['outlook']}** ({o['reason']})" for o in found)
+        for name, result in scores.items()
+        if (found := result.summary.get("outlook"))
+    ]
+    return "\n".join(["Which kinds of tasks survive compression, by the probe:", "", *lines]) if lines else ""
 
 
 def _times(candidates: Sequence[Candidate], scores: Mapping[str, StepResult]) -> str:
