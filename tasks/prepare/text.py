@@ -260,8 +260,20 @@ def _gcide(path: Path) -> list[Document]:
 
 
 def _kjv(path: Path) -> list[Document]:
+    return kjv_chapters([str(path)])
+
+
+def kjv_chapters(bible: list[str]) -> list[Document]:
+    """Every chapter as one line of verses, in order.
+
+    Args:
+        bible: Debian's program `bible`, with options of one's own.
+
+    Raises:
+        DataError: it printed no verses.
+    """
     result = subprocess.run(
-        [str(path), "-f", "Gen1:1-Rev22:21"],
+        [*bible, "-f", "Gen1:1-Rev22:21"],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -275,7 +287,7 @@ def _kjv(path: Path) -> list[Document]:
             chapters.setdefault(match.group(1), []).append(match.group(2))
     if not chapters:
         raise DataError(
-            f"text bundled:kjv: {path} printed no verses; run `apt-get install bible-kjv bible-kjv-text`"
+            f"text bundled:kjv: {bible[0]} printed no verses; run `apt-get install bible-kjv bible-kjv-text`"
         )
     return [(chapter, " ".join(verses)) for chapter, verses in chapters.items()]
 
