@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from methods.littlebit2.bits import equal_bits_rank, nominal_bits, rank_for, smallest_bpp, stored_bytes
 from methods.littlebit2.config import LittleBitConfig
-from methods.littlebit2.distill import distill, token_blocks
+from methods.littlebit2.distillation import distill, token_blocks
 from methods.littlebit2.factorize import factorize
 from methods.littlebit2.factors import BinaryFactors, dual_svid, refit_scales
 from methods.littlebit2.layer import LittleBitLinear

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from methods.littlebit2.config import Init, LittleBitConfig
-from methods.littlebit2.distill import distill
+from methods.littlebit2.distillation import distill
 from methods.littlebit2.model import OnLayer, compress_model, target_layers
 from methods.littlebit2.peers import half_quadratic, one_bit
 from methods.littlebit2.storage import load_compressed, save_compressed

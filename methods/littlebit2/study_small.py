@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from methods.common.errors import DataError
 from methods.littlebit2.config import LittleBitConfig
-from methods.littlebit2.distill import distill
+from methods.littlebit2.distillation import distill
 from methods.littlebit2.model import compress_model
 from methods.littlebit2.peers import replace_by_one_bit
 from methods.littlebit2.signs import Gradient

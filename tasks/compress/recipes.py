@@ -300,10 +300,13 @@ class LittleBitRecipe(CompressionRecipe):
     )
     distill_batch: int = Field(default=4, ge=1, le=4_096, description="Sequences of a distillation step")
     distill_rate: float = Field(
-        default=1e-3, gt=0, le=1, description="Peak learning rate of the distillation (AdamW, cosine)"
+        default=2e-3, gt=0, le=1, description="Peak learning rate of the distillation (AdamW, cosine)"
     )
     hidden_weight: float = Field(
-        default=10.0, ge=0, description="Weight of the hidden states' error against that of the answers"
+        default=0.0,
+        ge=0,
+        description="Weight of the hidden states' error against that of the answers (the paper: 10); models with a few "
+        "huge activations, such as SmolLM2, need far less",
     )
     gradient: Literal["smooth_sign", "clipped"] = Field(
         default="smooth_sign", description="Gradient that stands in for that of the sign"

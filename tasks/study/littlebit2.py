@@ -209,7 +209,7 @@ def model_study(out: Path, *, settings: ModelStudy, model: Reference, text: Refe
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from methods.littlebit2.distill import token_blocks
+    from methods.littlebit2.distillation import token_blocks
     from methods.littlebit2.study_model import ModelPlan, distilled_rows, peer_rows
     from tasks.compress.prune import progress_bar, text_documents
     from tasks.one_model import one_model_at_a_time

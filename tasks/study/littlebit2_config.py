@@ -59,7 +59,7 @@ class ModelStudy(Config):
     tokens: int = Field(
         default=40_960, ge=1, description="Tokens of distillation text that each student reads"
     )
-    rate: float = Field(default=1e-3, gt=0, le=1, description="Peak learning rate")
+    rate: float = Field(default=2e-3, gt=0, le=1, description="Peak learning rate")
     length: int = Field(default=128, ge=8, le=32_768, description="Tokens of a sequence")
     batch: int = Field(default=4, ge=1, le=4_096, description="Sequences of a step")
     hidden_weight: float = Field(

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from methods.common.errors import ConfigError, DataError, NumericalError
 from methods.littlebit2 import LittleBitConfig, binary_layers, compress_model, distill, token_blocks
-from methods.littlebit2.distill import _rate, _rows
+from methods.littlebit2.distillation import _rate, _rows
 from methods.littlebit2.peers import replace_by_one_bit
 from tests.methods.littlebit2.distill_run import STEPS, TOKENS
 from tests.methods.pruning_representations.tiny import tiny

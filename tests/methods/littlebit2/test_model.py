@@ -60,7 +60,7 @@ def test_a_saved_model_loads_through_transformers_with_the_same_logits(
     assert again.dtype == dtype
     assert all(layer.is_packed for _, layer in binary_layers(again))
     # A cast model also casts its rotary frequencies, a loaded one keeps them in float32: half formats differ a little.
-    assert (logits(again) - expected).abs().max() <= (1e-6 if dtype == torch.float32 else 5e-2)
+    assert (logits(again) - expected).abs().max() <= (1e-6 if dtype == torch.float32 else 0.05 * expected.abs().max())
     assert (
         again.generate(input_ids=TOKENS, attention_mask=torch.ones_like(TOKENS), max_new_tokens=3).shape[1]
         == 15
