@@ -110,6 +110,13 @@ FLOWS: tuple[FlowEntry, ...] = (
         "which tasks a pruned model will still do: the paper's claims, or the verdict on your own model",
         paper="pruning_representations",
     ),
+    FlowEntry(
+        "span_norm",
+        "flows.studies.span_norm",
+        "flows.studies.span_norm_config:SpanNormConfig",
+        "where the norms stand in a deep Transformer: the paper's claims against its baselines",
+        paper="span_norm",
+    ),
 )
 
 

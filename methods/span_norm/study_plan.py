@@ -1,0 +1,87 @@
+"""Which trainings belong to each part of the study."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from methods.span_norm.study import Run
+
+SPAN = ("span", "inv_sqrt_depth")
+# At the moderate rate: both schemes under both starts, so that no start is compared with another one's scheme.
+NAMED = (
+    SPAN,
+    ("prenorm", "inv_sqrt_depth"),
+    ("prenorm", "none"),
+    ("postnorm", "inv_sqrt_depth"),
+    ("span", "none"),
+)
+CONTENDERS = (SPAN, ("prenorm", "inv_sqrt_depth"), ("prenorm", "none"))
+EVERY = (
+    *NAMED,
+    ("postnorm", "none"),
+    ("deepnorm", "deepnorm"),
+    ("sandwich", "none"),
+    ("mix_ln", "none"),
+    ("lns", "none"),
+    ("hybrid", "inv_sqrt_2depth"),
+    ("hybrid_star", "inv_sqrt_2depth"),
+    ("siamese", "none"),
+)
+GRID = (1e-3, 1.41e-3, 2e-3, 2.83e-3, 4e-3, 5.66e-3, 8e-3, 1.13e-2)
+# About 1.19 million parameters in the blocks, 4 heads each; embedding and head come on top and grow with the width.
+DEPTHS = {6: (128, 344), 12: (88, 256), 24: (64, 172), 48: (48, 108)}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Sizes that every run shares."""
+
+    rates: Sequence[float]
+    seeds: Sequence[int]
+    grid_seeds: Sequence[int]
+    base: Run
+    full: bool = False
+
+
+def runs_of(part: str, plan: Plan) -> list[Run]:
+    """The trainings of one part, seed by seed, so that a part that was cut off holds whole comparisons."""
+    base, moderate = plan.base, plan.rates[0]
+    if part == "moderate":
+        return [
+            replace(base, scheme=s, init=i, rate=moderate, seed=seed, drop=(s, i) in CONTENDERS[:2])
+            for seed in plan.seeds
+            for s, i in NAMED
+        ]
+    if part == "rates":
+        rates = GRID if plan.full else plan.rates[1:]
+        return [
+            replace(base, scheme=s, init=i, rate=rate, seed=seed)
+            for seed in plan.grid_seeds
+            for rate in rates
+            for s, i in (EVERY if plan.full else CONTENDERS)
+        ]
+    if part == "range":
+        variants = [replace(base, scheme="span", init="inv_sqrt_depth", warmup=5 * base.warmup)]
+        variants.append(replace(base, scheme="span", init="inv_depth"))
+        return [
+            replace(variant, rate=rate, seed=seed)
+            for seed in plan.grid_seeds
+            for rate in GRID[4:]
+            for variant in variants
+        ]
+    if part == "depth":
+        return [
+            replace(base, scheme=s, init=i, rate=moderate, seed=seed, layers=layers, width=width, ffn=ffn)
+            for seed in plan.grid_seeds
+            for layers, (width, ffn) in DEPTHS.items()
+            for s, i in (SPAN, ("prenorm", "inv_sqrt_depth"))
+        ]
+    if part == "experts":
+        return [
+            replace(base, scheme=s, init=i, rate=rate, seed=seed, layers=12, experts=4)
+            for seed in plan.grid_seeds
+            for rate in (moderate, 2 * moderate)
+            for s, i in (SPAN, ("prenorm", "inv_sqrt_depth"))
+        ]
+    raise ValueError(f"part {part!r} trains nothing")

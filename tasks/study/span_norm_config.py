@@ -1,0 +1,52 @@
+"""Settings of the study of `span_norm`. Imports nothing heavy."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from tasks.config import Config
+
+Part = Literal["start", "moderate", "rates", "range", "depth", "experts"]
+
+
+class SpanNormStudy(Config):
+    """The paper's claims on bytes of real text: laws at the start, and short trainings of every scheme."""
+
+    data: str = Field(
+        "data/kjv",
+        min_length=1,
+        description="Folder, file or glob of text (.txt, .md, .rst, or .jsonl with a column text), a bundled source "
+        "such as 'bundled:squad-passages', or a hub data set id",
+    )
+    profile: Literal["default", "full"] = Field(
+        "default",
+        description="default: the parts below within minutes; full: every part, every scheme, a dense grid of rates",
+    )
+    parts: tuple[Part, ...] = Field(
+        ("start", "moderate", "rates"),
+        min_length=1,
+        description="start: gradients and sizes before training; moderate: five candidates at the first rate; rates: "
+        "the higher rates; range: longer warm-up and smaller starts at high rates; depth: blocks at a fixed number of "
+        "parameters; experts: mixtures of experts",
+    )
+    rates: tuple[float, ...] = Field(
+        (2e-3, 4e-3, 8e-3),
+        min_length=1,
+        description="Peak learning rates, the moderate one first; full takes a grid in steps of 1.41",
+    )
+    seeds: tuple[int, ...] = Field(
+        (0, 1, 2, 3, 4), min_length=3, description="Seeds of weights and order at the moderate rate"
+    )
+    grid_seeds: tuple[int, ...] = Field((0, 1, 2), min_length=1, description="Seeds everywhere else")
+    layers: int = Field(24, ge=2, le=1_000, description="Blocks of the trained models")
+    steps: int = Field(160, ge=1, le=1_000_000, description="Optimiser steps of a training")
+    warmup: int = Field(20, ge=0, le=1_000_000, description="Steps in which the rate rises")
+    batch: int = Field(8, ge=1, le=4_096, description="Rows a step")
+    context: int = Field(64, ge=2, le=65_536, description="Bytes of a row")
+    validation_rows: int = Field(
+        256, ge=8, le=100_000, description="Held-out rows, spread over the held-out end of the text"
+    )
+    start_depths: tuple[int, ...] = Field(
+        (6, 24, 96, 192), min_length=3, description="Depths at which the start is measured"
+    )
+    processes: int = Field(2, ge=1, le=256, description="Trainings at the same time, each on one core")
