@@ -33,11 +33,11 @@ class ModelPlan:
     """
 
     bpp: float = 0.55
-    steps: int = 80
+    steps: int = 60
     batch: int = 4
     rate: float = 1e-3
     hidden_weight: float = 0.0
-    probes: int = 6
+    probes: int = 5
 
 
 def score(model: Any, heldout: Tensor) -> float:

@@ -24,6 +24,7 @@ from methods.littlebit2.spectrum import break_even, truncated_svd
 
 ROTATIONS: tuple[Init, ...] = ("svd", "random_rotation", "joint_itq")
 GROUP = 64  # of the 2- and 4-bit peer
+SYNTHETIC_SIZE = 512
 Row = dict[str, Any]
 
 
@@ -165,13 +166,14 @@ def all_rows(
 
 
 def synthetic_rows(
-    gammas: Sequence[float], *, size: int = 512, bpp: float = 0.55, seeds: Sequence[int] = (0, 1, 2)
+    gammas: Sequence[float], *, bpp: float = 0.55, seeds: Sequence[int] = (0, 1, 2)
 ) -> list[Row]:
     """Planted spectra sigma_k = k^-gamma in incoherent (Haar) and coherent (spiky) bases: every rotation's error.
 
     The coherent basis is an orthogonalised random matrix with entries sgn(z) |z|^3: its columns hold few large values.
     """
     rows: list[Row] = []
+    size = SYNTHETIC_SIZE
     for seed in seeds:
         numbers = np.random.default_rng(seed)
         for basis in ("incoherent", "coherent"):

@@ -20,6 +20,7 @@ ROWS = "rows"
 WIDE = ((0.3, False), (1.0, False), (0.3, True), (0.55, True), (1.0, True))
 GAMMAS = (0.2, 0.3, 0.4, 0.45, 0.5, 0.55, 0.6, 0.8, 1.0)
 ITERATIONS = (0, 5, 20, 50, 100)
+SMALL_SIZES: dict[str, int] = {}  # tests train smaller ones
 
 
 class Parts:
@@ -56,8 +57,7 @@ def _write(out: Path, frames: dict[str, pd.DataFrame]) -> dict[str, Any]:
     return {"frames": sorted(frames), "timings": {"by_part": seconds}}
 
 
-@step("study-littlebit2-weights", kind="report", version="1", timeout_seconds=24 * 3600)
-def weights_study(out: Path, *, settings: WeightsStudy, model: Reference) -> dict[str, Any]:
+def measure_weights(out: Path, *, settings: WeightsStudy, model: Reference) -> dict[str, Any]:
     """Errors of every layer by each initialisation and peer, synthetic spectra, and the number of iterations."""
     import torch
 
@@ -96,8 +96,7 @@ def weights_study(out: Path, *, settings: WeightsStudy, model: Reference) -> dic
     return _write(out, frames)
 
 
-@step("study-littlebit2-small", kind="report", version="1", timeout_seconds=24 * 3600)
-def small_study(out: Path, *, settings: SmallStudy, text: Reference) -> dict[str, Any]:
+def measure_small(out: Path, *, settings: SmallStudy, text: Reference) -> dict[str, Any]:
     """Teachers, then each student of each seed, over processes."""
     from methods.littlebit2.study_small import POINTS
 
@@ -154,7 +153,7 @@ def _small_settings(settings: SmallStudy) -> Any:
     from methods.littlebit2.study_small import SmallSettings
 
     return SmallSettings(
-        base_steps=settings.base_steps, steps=settings.distill_steps, lr=settings.distill_rate
+        base_steps=settings.base_steps, steps=settings.distill_steps, lr=settings.distill_rate, **SMALL_SIZES
     )
 
 
@@ -203,8 +202,7 @@ def _student(settings: SmallStudy, text: Path, out: Path, seed: int, name: str) 
     return [row | facts for row in rows]
 
 
-@step("study-littlebit2-model", kind="report", version="1", timeout_seconds=7 * 24 * 3600)
-def model_study(out: Path, *, settings: ModelStudy, model: Reference, text: Reference) -> dict[str, Any]:
+def measure_model(out: Path, *, settings: ModelStudy, model: Reference, text: Reference) -> dict[str, Any]:
     """The model compressed and distilled from each initialisation, and its peers; `out/<method>` are packed folders."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -256,3 +254,21 @@ def model_study(out: Path, *, settings: ModelStudy, model: Reference, text: Refe
 def read_frames(folders: Sequence[Path]) -> dict[str, pd.DataFrame]:
     """The frames of finished study steps."""
     return {path.stem: pd.read_csv(path) for folder in folders for path in sorted(folder.glob("*.csv"))}
+
+
+@step("study-littlebit2-weights", kind="report", version="1", timeout_seconds=24 * 3600)
+def weights_study(out: Path, **inputs: Any) -> dict[str, Any]:
+    """Errors of every layer by each initialisation and peer."""
+    return measure_weights(out, **inputs)
+
+
+@step("study-littlebit2-small", kind="report", version="1", timeout_seconds=24 * 3600)
+def small_study(out: Path, **inputs: Any) -> dict[str, Any]:
+    """Small models trained here, compressed and distilled alike."""
+    return measure_small(out, **inputs)
+
+
+@step("study-littlebit2-model", kind="report", version="1", timeout_seconds=7 * 24 * 3600)
+def model_study(out: Path, **inputs: Any) -> dict[str, Any]:
+    """The model itself compressed and distilled, and its peers."""
+    return measure_model(out, **inputs)

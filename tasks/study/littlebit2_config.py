@@ -57,7 +57,7 @@ class ModelStudy(Config):
     )
     bpp: float = Field(default=0.55, gt=0, le=4, description="Bits per weight of the compressed model")
     tokens: int = Field(
-        default=40_960, ge=1, description="Tokens of distillation text that each student reads"
+        default=30_720, ge=1, description="Tokens of distillation text that each student reads"
     )
     rate: float = Field(default=2e-3, gt=0, le=1, description="Peak learning rate")
     length: int = Field(default=128, ge=8, le=32_768, description="Tokens of a sequence")
@@ -67,7 +67,7 @@ class ModelStudy(Config):
         ge=0,
         description="Weight of the hidden states' error; models with a few huge activations need a small one",
     )
-    scored_tokens: int = Field(default=4_096, ge=128, description="Held-out tokens that are scored")
+    scored_tokens: int = Field(default=2_048, ge=128, description="Held-out tokens that are scored")
 
 
 class LittleBit2Study(Config):
