@@ -165,6 +165,8 @@ def plot_stopping(stopping: pd.DataFrame) -> Figure:
                     100 * group.full_share, 100 * group.merged, color=f"C{i}", s=24, label=str(strategy)
                 )
             axes.set_xscale("log")
+            axes.minorticks_off()
+            axes.set_xticks((5, 10, 20, 50, 100), ("5", "10", "20", "50", "100"))
             axes.set_title(f"{method}, {KIND_NAMES[kind]}")
             axes.grid(alpha=0.3)
         line[0].set_ylabel("merged accuracy (%), one point a seed")
