@@ -15,8 +15,8 @@ class WeightsStudy(Config):
         default=10,
         ge=1,
         le=1_000,
-        description="Further bit budgets, ADMM and the other peers on every so-manieth block; the ordering at 0.55 "
-        "bits is measured on all layers. The full profile takes at least every fifth block",
+        description="Further bit budgets, ADMM and the other peers on blocks whose number this divides; at 0.55 "
+        "bits all layers are measured. The full profile takes at least every fifth block",
     )
     processes: int = Field(
         default=2, ge=1, le=256, description="Layers or students at the same time, each on one core"
