@@ -83,6 +83,7 @@ def littlebit2_model(
                 batch_size=recipe.distill_batch,
                 lr=recipe.distill_rate,
                 hidden_weight=recipe.hidden_weight,
+                reduction="token",
                 seed=seed,
                 checkpoint=parts / "checkpoint",
                 checkpoint_every=CHECKPOINT_EVERY,

@@ -1,8 +1,6 @@
 """Whole models: which layers are taken, parallel and resumed work, folders that transformers loads, refusals."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +22,7 @@ from methods.littlebit2 import (
     target_layers,
 )
 from tests.methods.pruning_representations.tiny import tiny
+from tests.tiny_models import sentences, tiny_llama
 
 TOKENS = torch.randint(3, 61, (2, 12), generator=torch.Generator().manual_seed(0))
 CONFIG = LittleBitConfig(bpp=2.0, n_iter=3)
@@ -60,7 +59,9 @@ def test_a_saved_model_loads_through_transformers_with_the_same_logits(
     assert again.dtype == dtype
     assert all(layer.is_packed for _, layer in binary_layers(again))
     # A cast model also casts its rotary frequencies, a loaded one keeps them in float32: half formats differ a little.
-    assert (logits(again) - expected).abs().max() <= (1e-6 if dtype == torch.float32 else 0.05 * expected.abs().max())
+    assert (logits(again) - expected).abs().max() <= (
+        1e-6 if dtype == torch.float32 else 0.05 * expected.abs().max()
+    )
     assert (
         again.generate(input_ids=TOKENS, attention_mask=torch.ones_like(TOKENS), max_new_tokens=3).shape[1]
         == 15
@@ -94,12 +95,35 @@ def test_a_loaded_model_is_saved_again_and_stays_packed(saved: Path, tmp_path: P
     assert not is_compressed(tmp_path)
 
 
-def test_software_that_does_not_know_the_format_refuses_it(saved: Path) -> None:
-    """A fresh process without this package's import must not run with random weights."""
-    code = "import sys; from transformers import AutoModelForCausalLM as A; A.from_pretrained(sys.argv[1])"
-    done = subprocess.run([sys.executable, "-c", code, str(saved)], capture_output=True, text=True)
-    assert done.returncode != 0
-    assert "size" in done.stderr
+def test_software_that_does_not_know_the_format_refuses_it(
+    saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers without this package's registration must not run with random weights."""
+    from transformers.quantizers import auto
+
+    monkeypatch.delitem(auto.AUTO_QUANTIZER_MAPPING, "littlebit2", raising=False)
+    monkeypatch.delitem(auto.AUTO_QUANTIZATION_CONFIG_MAPPING, "littlebit2", raising=False)
+    with pytest.raises(RuntimeError, match="size"):
+        AutoModelForCausalLM.from_pretrained(saved)
+
+
+def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from methods.littlebit2.__main__ import main
+
+    source = tiny_llama(tmp_path / "source")
+    text = tmp_path / "text.txt"
+    text.write_text(" ".join(sentences(40)))
+    options = ["--model", str(source), "--bpp", "1.5", "--length", "16", "--distill-tokens", "128"]
+    assert main([*options, "--text", str(text), "--out", str(tmp_path / "out")]) == 0
+    assert "stored_bpp" in capsys.readouterr().out
+    assert load_compressed(tmp_path / "out").config.vocab_size > 0
+    for wrong, line in (
+        (["--out", str(tmp_path / "out"), "--text", str(text)], "holds files; name a new folder"),
+        (["--out", str(tmp_path / "new")], "needs --text with at least one file"),
+        (["--out", str(tmp_path / "new"), "--model", str(tmp_path)], "holds no config.json"),
+    ):
+        assert main([*options, *wrong]) == 2
+        assert line in capsys.readouterr().err
 
 
 def test_rows_say_what_was_done() -> None:
