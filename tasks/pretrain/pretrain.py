@@ -216,7 +216,9 @@ class _Curves(TrainerCallback):
             state.global_step % self.settings.evaluate_every == 0
             or state.global_step == self.settings.max_steps
         ):
+            wanted = control.should_log
             self.evaluate(model)
+            control.should_log = wanted  # logging here counts as this step's logging
 
     def on_log(
         self,
@@ -250,7 +252,8 @@ class _Curves(TrainerCallback):
             row = self._row(int(entry["step"]), entry)
             if len(row) > 1:
                 found.setdefault(int(entry["step"]), {}).update(row)
-        return [found[step] for step in sorted(found)]
+        # A resumed run reads its former rows from JSON with sorted names.
+        return [dict(sorted(found[step].items())) for step in sorted(found)]
 
 
 def _trainer(
