@@ -9,14 +9,14 @@ from flows.pipeline import open_run
 from flows.stages import existing
 from flows.studies.pruning_representations_config import PruningRepresentationsConfig
 from flows.task_runner import Started, start, task_runner
-from tasks.compress.recipes import DropRecipe, Recipe
+from tasks.compress.recipes import DropRecipe, MagnitudeRecipe, Recipe, SparseGPTRecipe, WandaRecipe
 from tasks.compress.steps import compress
 from tasks.prepare.config import ModelSettings, TextSettings
 from tasks.prepare.models import check_model_source
 from tasks.prepare.steps import prepare_model, prepare_text, source_fingerprint
 from tasks.prepare.text import check_text_source
 from tasks.reference import Reference
-from tasks.report.pruning_representations import Results, log_candidates, report_parts
+from tasks.report.pruning_representations import REFERENCE, Results, log_candidates, report_parts
 from tasks.report.publish import Report, publish, report_folder
 from tasks.study.pruning.items import CORE, MORE
 from tasks.study.pruning_representations import (
@@ -35,10 +35,16 @@ FULL_RECIPES: tuple[Recipe, ...] = (
     *(DropRecipe(layers=n) for n in (2, 6, 10, 12)),
     DropRecipe(sublayer="mlp", layers=4),
 )
+FULL_PERPLEXITY: tuple[Recipe, ...] = (
+    MagnitudeRecipe(pattern="2:4"),
+    WandaRecipe(pattern="2:4", calibration_sequences=32),
+    SparseGPTRecipe(pattern="2:4", calibration_sequences=32),
+)
 # An extension beside the paper's ranking, at equal n.
 EXTENSION: tuple[Recipe, ...] = (DropRecipe(layers=8, criterion="kl_estimate"),)
 TEMPERATURES = (0.25, 0.5, 1.0, 2.0)
 PERPLEXITY_CHARACTERS = 32_000
+OUTLOOK_QUESTIONS = 64
 
 
 def _sources(config: PruningRepresentationsConfig) -> tuple[ModelSettings, TextSettings]:
@@ -103,12 +109,17 @@ def pruning_representations(
 
         full = config.profile == "full"
         judged = {r.label: r for r in (*config.recipes, *(FULL_RECIPES if full else ()))}
-        rest = {r.label: r for r in (*config.perplexity_recipes, *(EXTENSION if full else ()))}
+        rest = {
+            r.label: r
+            for r in (*config.perplexity_recipes, *((*FULL_PERPLEXITY, *EXTENSION) if full else ()))
+        }
         made = compressed(tuple((rest | judged).values()))
         models: dict[str, Reference] = {"dense": dense}
         models |= {name: started.result().reference for name, started in made.items()}
         models |= {Path(folder).name: existing("model", folder) for folder in config.compressed}
         scored = ["dense", *judged, *(Path(folder).name for folder in config.compressed)]
+        # The full profile's further numbers of layers are scored on the core tasks alone.
+        wanted = {r.label for r in config.recipes} | {Path(folder).name for folder in config.compressed}
         extra = [r.label for r in EXTENSION] if full else []
 
         started: dict[tuple[str, ...], Started] = {}
@@ -123,6 +134,7 @@ def pruning_representations(
                 temperature=config.temperature,
                 seed=s,
             )
+        reference = REFERENCE if REFERENCE in scored else scored[1]
         for name in scored[1:]:
             given = {"prompts": config.prompts, "steps": config.steps, "temperature": config.temperature}
             started["decoding", name] = run(
@@ -134,18 +146,22 @@ def pruning_representations(
                 seed=seed,
                 **given,
             )
-            started["options", name] = run(
-                options_step,
-                f"options {name}",
-                model=dense,
-                other=models[name],
-                items=items,
-                temperature=config.temperature,
-            )
+            # All questions for one variant; of the others, in the full profile, what the outlook needs.
+            for cue in ("plain", "cued") if name == reference else ("cued",) if full else ():
+                started["options", name, cue] = run(
+                    options_step,
+                    f"options {name} {cue}",
+                    model=dense,
+                    other=models[name],
+                    items=items,
+                    cue=cue,
+                    questions=config.items if name == reference else OUTLOOK_QUESTIONS,
+                    temperature=config.temperature,
+                )
         for name in [*scored, *extra]:
             given = {"model": models[name], "items": items}
             started["scores", name] = run(scores_step, f"scores {name}", **given, tasks=list(CORE))
-            if full and name not in extra:
+            if full and (name == "dense" or name in wanted):
                 started["more", name] = run(scores_step, f"more scores {name}", **given, tasks=list(MORE))
         for name, model in models.items():
             given = {"model": model, "text": text, "characters": PERPLEXITY_CHARACTERS}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -181,7 +182,7 @@ def gap_claim(tasks: pd.DataFrame, variants: Sequence[str], name: str, what: str
         f"{what}: somewhere a choice task keeps at least 90 % of the dense score while a written one keeps at most "
         "50 %"
     )
-    return Claim(f"gap/{name}", text, (value,), half, best[0] <= LOSES, note)
+    return Claim(f"gap/{name}", text, (value,), half, bool(best[0] <= LOSES), note)
 
 
 def decoding_claims(frames: Mapping[str, pd.DataFrame], name: str) -> list[Claim]:
@@ -271,6 +272,8 @@ def option_claims(frame: pd.DataFrame, name: str) -> list[Claim]:
 def perplexity_claims(values: Mapping[str, float]) -> list[Claim]:
     """SparseGPT <= Wanda < magnitude, and 2:4 worse than unstructured."""
     found = []
+    # Labels end with the size of an unusual calibration.
+    values = {re.sub(r"-c\d+x\d+$", "", name): value for name, value in values.items()}
     for pattern, what in (("50pct", "50 % unstructured"), ("2of4", "2:4")):
         names = [f"{method}-{pattern}" for method in ("sparsegpt", "wanda", "magnitude")]
         if all(name in values for name in names):

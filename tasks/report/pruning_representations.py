@@ -33,7 +33,8 @@ from tasks.study.pruning_representations import item_scores, read_frame
 from tasks.tracking import RunContext, candidate_run, log_metrics, log_params, log_trace
 
 SPACES = {"cos_h": "embedding", "cos_z": "logit", "cos_p": "probability"}
-FOUR = "drop-attn-4"
+# The variant whose details are shown, when it is among those judged.
+REFERENCE = "drop-attn-4"
 
 
 class Results:
@@ -53,7 +54,11 @@ class Results:
         raw = found.get(("raw_head",))
         self.raw_head = None if raw is None else read_frame(raw.path)
         self.decoding = {key[1]: read_frame(r.path) for key, r in found.items() if key[0] == "decoding"}
-        self.options = {key[1]: read_frame(r.path) for key, r in found.items() if key[0] == "options"}
+        asked: dict[str, list[pd.DataFrame]] = {}
+        for key, result in found.items():
+            if key[0] == "options":
+                asked.setdefault(key[1], []).append(read_frame(result.path))
+        self.options = {name: pd.concat(parts, ignore_index=True) for name, parts in asked.items()}
         self.scores: dict[str, dict[str, list[float]]] = {}
         for key, result in found.items():
             if key[0] in ("scores", "more"):
@@ -74,8 +79,10 @@ class Results:
         """The probes' verdict on each variant."""
         found = {}
         for name, frame in self.decoding.items():
-            cued = self.options[name][self.options[name].cue == "cued"]
-            options = OptionTable(cued, LETTERS, 1.0).summary() if name in self.options else None
+            options = None
+            if name in self.options:
+                cued = self.options[name][self.options[name].cue == "cued"]
+                options = OptionTable(cued, LETTERS, 1.0).summary()
             found[name] = task_verdict(StepTable(frame, 1.0).summary(), options)
         return found
 
@@ -134,7 +141,7 @@ def all_claims(results: Results) -> list[Claim]:
         claim = gap_claim(results.tasks, members, name, what)
         found += [] if claim is None else [claim]
     if results.decoding:
-        reference = FOUR if FOUR in results.decoding else next(iter(results.decoding))
+        reference = REFERENCE if REFERENCE in results.decoding else next(iter(results.decoding))
         found += decoding_claims(results.decoding, reference)
         found += option_claims(results.options[reference], reference)
     found += perplexity_claims(results.perplexity)

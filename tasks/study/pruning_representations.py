@@ -157,26 +157,43 @@ def decoding_step(
     return {"summary": table.summary()}
 
 
+def _letters(tokenizer: Any, cue: str) -> tuple[str, ...]:
+    """The letters as they follow the prompt, after a space when it asks for one, if each is a single token so."""
+    from methods.common.errors import ConfigError
+    from methods.pruning_representations.probe import option_tokens
+
+    plain = tuple(letter.strip() for letter in LETTERS)
+    first, second = (LETTERS, plain) if cue == "cued" else (plain, LETTERS)
+    try:
+        option_tokens(tokenizer, first)
+    except ConfigError:
+        return second
+    return first
+
+
 @step("pruning-options", kind="report", version="1", timeout_seconds=DAY)
 def options_step(
-    out: Path, *, model: Reference, other: Reference, items: Reference, temperature: float
+    out: Path,
+    *,
+    model: Reference,
+    other: Reference,
+    items: Reference,
+    cue: str,
+    questions: int,
+    temperature: float,
 ) -> dict[str, Any]:
-    """Protocol C: lettered answers, where the prompt asks for the letter and where it does not."""
+    """Protocol C: lettered answers, where the prompt asks for the letter (`cued`) or does not (`plain`)."""
     from methods.pruning_representations import RepresentationProbe
 
     dense, tokenizer = _load(model, exact=True)
     changed, _ = _load(other, exact=True)
     probe = RepresentationProbe(dense, tokenizer, temperature=temperature)
-    rows = read_items(items.path, "letters")
-    frames = []
-    for cue in ("plain", "cued"):
-        strings = LETTERS if cue == "cued" else tuple(letter.strip() for letter in LETTERS)
-        table = probe.options([row[cue] for row in rows], strings, changed)
-        frame = table.frame.rename(columns=lambda name: name.replace(" ", ""))
-        frame.insert(0, "cue", cue)
-        frame.insert(1, "gold", [row["gold"] for row in rows])
-        frames.append(frame)
-    _write(out, pd.concat(frames, ignore_index=True))
+    rows = read_items(items.path, "letters")[:questions]
+    strings = _letters(tokenizer, cue)
+    frame = probe.options([row[cue] for row in rows], strings, changed).frame
+    frame.insert(0, "cue", cue)
+    frame.insert(1, "gold", [row["gold"] for row in rows])
+    _write(out, frame)
     return {"questions": len(rows)}
 
 

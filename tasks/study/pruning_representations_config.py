@@ -29,7 +29,7 @@ class PruningRepresentationsStudy(Config):
             DropRecipe(layers=4),
             DropRecipe(layers=8),
             DropRecipe(sublayer="mlp", layers=2),
-            WandaRecipe(),
+            WandaRecipe(calibration_sequences=32),
         ),
         min_length=1,
         description="Compressions to judge, each on all tasks and by all probes",
@@ -37,13 +37,10 @@ class PruningRepresentationsStudy(Config):
     perplexity_recipes: tuple[Recipe, ...] = Field(
         default=(
             MagnitudeRecipe(),
-            WandaRecipe(),
-            SparseGPTRecipe(),
-            MagnitudeRecipe(pattern="2:4"),
-            WandaRecipe(pattern="2:4"),
-            SparseGPTRecipe(pattern="2:4"),
+            WandaRecipe(calibration_sequences=32),
+            SparseGPTRecipe(calibration_sequences=32),
         ),
-        description="Further compressions of which only the perplexity is measured",
+        description="Further compressions of which only the perplexity is measured; the full profile adds 2:4",
     )
     compressed: tuple[str, ...] = Field(
         default=(),
@@ -56,7 +53,7 @@ class PruningRepresentationsStudy(Config):
     probe_tokens: int = Field(
         default=256, ge=16, le=100_000, description="Tokens at which each layer is probed, per seed"
     )
-    prompts: int = Field(default=12, ge=2, le=1_000, description="Prompts that are continued")
+    prompts: int = Field(default=8, ge=2, le=1_000, description="Prompts that are continued")
     steps: int = Field(default=64, ge=4, le=4_096, description="Tokens that are written after each prompt")
     temperature: float = Field(
         default=1.0, gt=0, le=100, description="Temperature of the probabilities that are compared"
