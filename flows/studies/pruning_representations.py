@@ -11,7 +11,7 @@ from flows.studies.pruning_representations_config import PruningRepresentationsC
 from flows.task_runner import Started, start, task_runner
 from tasks.compress.recipes import DropRecipe, MagnitudeRecipe, Recipe, SparseGPTRecipe, WandaRecipe
 from tasks.compress.steps import compress
-from tasks.prepare.config import ModelSettings, TextSettings
+from tasks.prepare.config import ModelSettings
 from tasks.prepare.models import check_model_source
 from tasks.prepare.steps import prepare_model, prepare_text, source_fingerprint
 from tasks.prepare.text import check_text_source
@@ -47,18 +47,10 @@ PERPLEXITY_CHARACTERS = 32_000
 OUTLOOK_QUESTIONS = 64
 
 
-def _sources(config: PruningRepresentationsConfig) -> tuple[ModelSettings, TextSettings]:
-    text = TextSettings(
-        source=config.text, heldout_bytes=100_000, calibration_bytes=100_000, document_bytes=13_000
-    )
-    return ModelSettings(source=config.model), text
-
-
 def check(config: PruningRepresentationsConfig) -> None:
     """Refuse sources that cannot be used, before any work starts."""
-    model, text = _sources(config)
-    check_model_source(model)
-    check_text_source(text)
+    check_model_source(ModelSettings(source=config.model))
+    check_text_source(config.text)
     if config.encoder != NO_ENCODER:
         check_model_source(ModelSettings(source=config.encoder, architecture="any"))
     for folder in config.compressed:
@@ -75,17 +67,22 @@ def pruning_representations(
 ) -> Report:
     check(config)
     with open_run("pruning_representations", config) as ctx:
-        settings, text_settings = _sources(config)
         seed = config.seeds[0]
 
         def run(step: Any, label: str, **inputs: Any) -> Started:
             return start(step, ctx, label, inputs)
 
         prepared = run(
-            prepare_model, "prepare model", settings=settings, fingerprint=source_fingerprint(config.model)
+            prepare_model,
+            "prepare model",
+            settings=ModelSettings(source=config.model),
+            fingerprint=source_fingerprint(config.model),
         )
         texts = run(
-            prepare_text, "prepare text", settings=text_settings, fingerprint=source_fingerprint(config.text)
+            prepare_text,
+            "prepare text",
+            settings=config.text,
+            fingerprint=source_fingerprint(config.text.source),
         )
         dense, text = prepared.result().reference, texts.result().reference
         log_input(ctx, ctx.parent_run_id, "model", dense, "training")

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from tasks.compress.recipes import DropRecipe, MagnitudeRecipe, Recipe, SparseGPTRecipe, WandaRecipe
 from tasks.config import Config
+from tasks.prepare.config import TextSettings
 
 
 class PruningRepresentationsStudy(Config):
@@ -58,11 +59,9 @@ class PruningRepresentationsStudy(Config):
     temperature: float = Field(
         default=1.0, gt=0, le=100, description="Temperature of the probabilities that are compared"
     )
-    text: str = Field(
-        default="bundled:squad-passages",
-        min_length=1,
-        description="Prose for calibration and, from other documents, for the probes: 'bundled:squad-passages', "
-        "'bundled:python-docs', a file, a glob, or a hub data set id",
+    text: TextSettings = Field(
+        default=TextSettings(heldout_bytes=100_000, calibration_bytes=100_000, document_bytes=13_000),
+        description="Prose for calibration and, from other documents, for the probes",
     )
     encoder: str = Field(
         default="bundled:minilm-l6",

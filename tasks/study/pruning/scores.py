@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from methods.common.errors import DataError
 from methods.common.packed_scoring import is_packable, packed_loglikelihoods
 from methods.pruning_representations.decoding import write
 from tasks.study.pruning.items import CHOICE, is_right
@@ -79,12 +80,19 @@ def prompt_of(tokenizer: Any, item: dict[str, Any]) -> str:
 
 @torch.no_grad()
 def perplexity(model: Any, tokenizer: Any, documents: list[str], window: int = 256) -> float:
-    """Per token, in windows of `window` tokens without overlap; the first token of a window is not predicted."""
+    """Per token, in windows of `window` tokens without overlap; the first token of a window is not predicted.
+
+    Documents that are all shorter than a window are read as one.
+
+    Raises:
+        DataError: fewer than two tokens.
+    """
     nats, count = 0.0, 0
-    rows = []
-    for document in documents:
-        tokens = list(tokenizer(document, add_special_tokens=False)["input_ids"])
-        rows += [tokens[i : i + window] for i in range(0, len(tokens) - window + 1, window)]
+    tokens = [list(tokenizer(document, add_special_tokens=False)["input_ids"]) for document in documents]
+    joined = [token for document in tokens for token in document]
+    rows = _windows(tokens, window) or _windows([joined], min(window, len(joined)))
+    if not rows or len(rows[0]) < 2:
+        raise DataError("perplexity: the held-out text has fewer than two tokens; give more")
     for start in range(0, len(rows), 4):
         ids = torch.tensor(rows[start : start + 4], device=model.device)
         hidden = model(input_ids=ids, use_cache=False).logits[:, :-1]
@@ -92,3 +100,11 @@ def perplexity(model: Any, tokenizer: Any, documents: list[str], window: int = 2
             nats -= float(row.float().log_softmax(-1).gather(-1, target[:, None]).double().sum())
             count += target.numel()
     return float(torch.tensor(nats / count, dtype=torch.float64).exp())
+
+
+def _windows(documents: list[list[int]], window: int) -> list[list[int]]:
+    return [
+        tokens[i : i + window]
+        for tokens in documents
+        for i in range(0, len(tokens) - window + 1, max(1, window))
+    ]

@@ -1,0 +1,101 @@
+"""The study of pruning_representations on a tiny model of one's own, from the settings to the report's parts."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import flows.studies.pruning_representations as study
+from flows.studies.pruning_representations_config import PruningRepresentationsConfig
+from flows.task_runner import Finished
+from methods.common.errors import DataError
+from tasks.compress.recipes import DropRecipe, MagnitudeRecipe, WandaRecipe
+from tests.tiny_models import tiny_llama, toy_text
+
+SMALL = {"calibration_sequences": 2, "calibration_length": 16}
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, work: Path) -> PruningRepresentationsConfig:
+    return PruningRepresentationsConfig.model_validate(
+        {
+            "model": str(tiny_llama(tmp_path / "model", layers=4)),
+            "text": {
+                "source": str(toy_text(tmp_path / "text.jsonl", documents=100)),
+                "heldout_bytes": 8_000,
+                "calibration_bytes": 4_000,
+            },
+            "encoder": "none",
+            "recipes": [DropRecipe(layers=1, **SMALL), WandaRecipe(**SMALL)],
+            "perplexity_recipes": [MagnitudeRecipe()],
+            "items": 8,
+            "probe_tokens": 16,
+            "prompts": 2,
+            "steps": 4,
+        }
+    )
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The flow without Prefect and MLflow: its steps run here, and what it would publish is kept."""
+    kept: dict[str, Any] = {"ran": []}
+
+    def start(step: Any, _ctx: Any, label: str, inputs: dict[str, Any]) -> Finished:
+        kept["ran"].append(label)
+        return Finished(step.fn(None, label, inputs))
+
+    @contextmanager
+    def open_run(*_args: Any) -> Iterator[Any]:
+        yield SimpleNamespace(parent_run_id="")
+
+    def publish(_ctx: Any, _title: str, _folder: Any, *parts: Any, notes: str) -> dict[str, Any]:
+        kept["parts"] = parts
+        kept["notes"] = notes
+        return kept
+
+    monkeypatch.setattr(study, "start", start)
+    monkeypatch.setattr(study, "open_run", open_run)
+    monkeypatch.setattr(study, "publish", publish)
+    for name in ("log_input", "log_candidates", "report_folder"):
+        monkeypatch.setattr(study, name, lambda *_args: None)
+    return kept
+
+
+@pytest.mark.bundled
+def test_from_settings_to_report_twice(tiny: PruningRepresentationsConfig, alone: dict[str, Any]) -> None:
+    found = study.pruning_representations.fn(tiny)
+    metrics, shown, tables, figures, verdicts = found["parts"]
+    assert set(tables) == set(figures) == {"layers", "task_gap", "decoding", "estimates"}
+    names = {verdict.claim.split(":")[0] for verdict in verdicts}
+    assert {"hierarchy", "gap/attn", "gap/weights", "history", "options/plain/kl_ratio"} <= names
+    assert list(shown.variant) == ["dense", "drop-attn-1-c2x16", "wanda-50pct-c2x16"]
+    assert set(metrics["perplexity"]) == {*shown.variant, "magnitude-50pct"}
+    assert set(metrics["tasks"]["dense"]) == {"cloze", "piqa", "arithmetic", "recall"}
+    assert metrics["tasks"]["dense"]["cloze"]["kept"] == 1
+    assert "Outlook by the probes" in found["notes"]
+    first = json.dumps(metrics, sort_keys=True)
+    # Everything is found done, and a longer list of recipes adds only its own work.
+    more = tiny.model_copy(update={"recipes": (*tiny.recipes, DropRecipe(sublayer="mlp", layers=1, **SMALL))})
+    study.pruning_representations.fn(tiny)
+    again = json.dumps(alone["parts"][0], sort_keys=True)
+    assert again == first
+    study.pruning_representations.fn(more)
+    assert alone["parts"][0]["tasks"]["dense"] == metrics["tasks"]["dense"]
+    assert "drop-mlp-1-c2x16" in alone["parts"][0]["decoding"]
+
+
+def test_sources_are_refused_before_any_work(tiny: PruningRepresentationsConfig) -> None:
+    study.check(tiny)
+    for field, value, message in (
+        ("model", "/nowhere/model", "there is no such folder"),
+        ("text", tiny.text.model_copy(update={"source": "/nowhere/*.txt"}), "nowhere"),
+        ("encoder", "/nowhere/encoder", "there is no such folder"),
+        ("compressed", ("/nowhere/small",), "does not exist"),
+    ):
+        with pytest.raises(DataError, match=message):
+            study.check(tiny.model_copy(update={field: value}))
