@@ -104,6 +104,13 @@ FLOWS: tuple[FlowEntry, ...] = (
         paper="littlebit2",
     ),
     FlowEntry(
+        "littlebit2_model",
+        "flows.studies.littlebit2_model",
+        "flows.studies.littlebit2_model_config:LittleBit2ModelConfig",
+        "the same on a whole model: compressed, distilled and scored beside its peers",
+        paper="littlebit2",
+    ),
+    FlowEntry(
         "pruning_representations",
         "flows.studies.pruning_representations",
         "flows.studies.pruning_representations_config:PruningRepresentationsConfig",

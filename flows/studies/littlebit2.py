@@ -8,23 +8,32 @@ from flows.task_runner import start, task_runner
 from tasks.prepare.models import check_model_source
 from tasks.prepare.steps import prepare_model, prepare_text, source_fingerprint
 from tasks.prepare.text import check_text_source
-from tasks.report.littlebit2 import (
-    figures,
-    log_candidates,
-    metrics_and_verdicts,
-    model_table,
-    shown_table,
-    tables,
-)
-from tasks.report.publish import Report, publish, report_folder
-from tasks.study.littlebit2 import model_study, read_frames, small_study, weights_study
-from tasks.tracking import log_input
+from tasks.reference import Reference
+from tasks.report.littlebit2 import figures, log_candidates, metrics_and_verdicts, shown_table, tables
+from tasks.report.littlebit2_model import log_model_candidates, model_table, plot_model
+from tasks.report.publish import Report, markdown_table, publish, report_folder
+from tasks.study.littlebit2 import read_frames, small_study, weights_study
+from tasks.study.littlebit2_config import LittleBit2ModelStudy
+from tasks.study.littlebit2_model import model_study
+from tasks.tracking import RunContext, log_input
 
 
 def check(config: LittleBit2Config) -> None:
     """Refuse a model or text that cannot be used."""
     check_model_source(config.model)
     check_text_source(config.text)
+
+
+def prepared(ctx: RunContext, config: LittleBit2ModelStudy) -> tuple[Reference, Reference]:
+    """The model and the text."""
+    mark = source_fingerprint(config.model.source, config.model.revision)
+    model = start(prepare_model, ctx, "prepare model", {"settings": config.model, "fingerprint": mark})
+    mark = source_fingerprint(config.text.source)
+    text = start(prepare_text, ctx, "prepare text", {"settings": config.text, "fingerprint": mark})
+    found = model.result().reference, text.result().reference
+    for name, reference in zip(("model", "text"), found, strict=True):
+        log_input(ctx, ctx.parent_run_id, name, reference, "training")
+    return found
 
 
 @flow(
@@ -36,13 +45,7 @@ def littlebit2(config: LittleBit2Config = LittleBit2Config()) -> Report:
     check(config)
     parts = config.resolved()
     with open_run("littlebit2", config) as ctx:
-        mark = source_fingerprint(config.model.source, config.model.revision)
-        given = {"settings": config.model, "fingerprint": mark}
-        model = start(prepare_model, ctx, "prepare model", given).result().reference
-        given = {"settings": config.text, "fingerprint": source_fingerprint(config.text.source)}
-        text = start(prepare_text, ctx, "prepare text", given).result().reference
-        log_input(ctx, ctx.parent_run_id, "model", model, "training")
-        log_input(ctx, ctx.parent_run_id, "text", text, "training")
+        model, text = prepared(ctx, config)
         # One after the other: each fills the cores by itself.
         weights = {"settings": parts.weights, "model": model}
         small = {"settings": parts.small, "text": text}
@@ -50,24 +53,26 @@ def littlebit2(config: LittleBit2Config = LittleBit2Config()) -> Report:
             start(weights_study, ctx, "study weights", weights).result(),
             start(small_study, ctx, "study small models", small).result(),
         ]
-        if parts.distilled.run:
+        if config.profile == "full":
             whole = {"settings": parts.distilled, "model": model, "text": text}
             done.append(start(model_study, ctx, "study model", whole).result())
         frames = read_frames([part.path for part in done])
         log_candidates(ctx, frames)
         metrics, verdicts = metrics_and_verdicts(frames)
-        seconds = sum(part.timings["seconds"] for part in done)
-        notes = [model_table(frames), f"Seconds of work: {seconds:.0f}."]
-        if parts.distilled.run:
-            notes.append(f"Packed model folders: `{done[-1].path}`.")
+        plots, data, notes = figures(frames), tables(frames), []
+        if config.profile == "full":
+            log_model_candidates(ctx, frames)
+            plots["model"], data["model"] = plot_model(frames["model"]), frames["model"]
+            notes = [markdown_table(model_table(frames)), f"Packed model folders: `{done[-1].path}`."]
+        notes.append(f"Seconds of work: {sum(part.timings['seconds'] for part in done):.0f}.")
         return publish(
             ctx,
             "littlebit2: below one bit per weight",
             report_folder(ctx, config.report.folder),
             metrics,
             shown_table(frames),
-            tables(frames),
-            figures(frames),
+            data,
+            plots,
             verdicts,
-            notes="\n\n".join(note for note in notes if note),
+            notes="\n\n".join(notes),
         )

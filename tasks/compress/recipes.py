@@ -305,8 +305,8 @@ class LittleBitRecipe(CompressionRecipe):
     hidden_weight: float = Field(
         default=0.0,
         ge=0,
-        description="Weight of the hidden states' error against that of the answers per token (the paper: 10 against their "
-        "sum over a sequence); a few huge activations, as in SmolLM2, make it drown the answers",
+        description="Weight of the hidden states' error against that of the answers per token (the paper: 10 "
+        "against their sum over a sequence); a few huge activations, as in SmolLM2, make it drown the answers",
     )
     gradient: Literal["smooth_sign", "clipped"] = Field(
         default="smooth_sign", description="Gradient that stands in for that of the sign"

@@ -82,29 +82,6 @@ def shown_table(frames: Frames) -> pd.DataFrame:
     )
 
 
-def model_table(frames: Frames) -> str:
-    """The real model by file size, as markdown; empty in the default profile."""
-    from tasks.report.publish import markdown_table
-
-    if "model" not in frames:
-        return ""
-    frame = frames["model"]
-    packed = frame[frame.step == -1].sort_values("file_bytes")
-    first = frame[frame.step == 0].set_index("method").perplexity
-    rows = [
-        {
-            "model": NAMES[row.method],
-            "files, MB": f"{row.file_bytes / 1e6:.1f}",
-            "stored bits a weight of its layers": f"{row.stored_bpp:.2f}",
-            "bits a parameter, embeddings included": f"{row.whole_model_bits:.2f}",
-            "perplexity before distillation": f"{first[row.method]:,.1f}" if row.method in first else "-",
-            "perplexity": f"{row.perplexity:,.1f}",
-        }
-        for row in packed.itertuples()
-    ]
-    return "The model itself, held-out text:\n\n" + markdown_table(pd.DataFrame(rows))
-
-
 def figures(frames: Frames) -> dict[str, Figure]:
     """The study's plots, by name."""
     found = {
@@ -114,8 +91,6 @@ def figures(frames: Frames) -> dict[str, Figure]:
     }
     if "small" in frames:
         found["distillation"] = plot_distillation(frames["small"])
-    if "model" in frames:
-        found["model"] = plot_model(frames["model"])
     return found
 
 
@@ -143,8 +118,6 @@ def tables(frames: Frames) -> dict[str, pd.DataFrame]:
     }
     if "small" in frames:
         found["distillation"] = frames["small"]
-    if "model" in frames:
-        found["model"] = frames["model"]
     return found
 
 
@@ -252,33 +225,6 @@ def plot_distillation(small: pd.DataFrame) -> Figure:
         axes.legend(frameon=False, fontsize=8)
     grid[0].set_ylabel("held-out perplexity per byte")
     figure.suptitle("Small models: mean and range over seeds")
-    return figure
-
-
-def plot_model(model: pd.DataFrame) -> Figure:
-    """The real model: perplexity over the distillation, and over the size of the files."""
-    figure = Figure(figsize=(11, 4.4), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    for method, curve in model[model.step >= 0].groupby("method", sort=False):
-        left.plot(curve.step, curve.perplexity, marker="o", color=COLOURS[method], label=NAMES[method])
-    left.set_yscale("log")
-    left.set_xlabel("optimiser steps of the distillation")
-    left.set_ylabel("held-out perplexity per token")
-    left.legend(frameon=False, fontsize=8)
-    left.grid(alpha=0.3)
-    for row in model[model.step == -1].itertuples():
-        right.plot(row.file_bytes / 1e6, row.perplexity, "o", color=COLOURS[row.method])
-        right.annotate(
-            NAMES[row.method], (row.file_bytes / 1e6, row.perplexity), xytext=(6, 4),
-            textcoords="offset points", fontsize=8,
-        )  # fmt: skip
-    right.set_xscale("log")
-    right.set_yscale("log")
-    right.margins(x=0.25)
-    right.set_xlabel("weight files in MB, embeddings included")
-    right.set_ylabel("held-out perplexity per token")
-    right.set_title("LittleBit-2 distilled; the others not")
-    right.grid(alpha=0.3)
     return figure
 
 

@@ -1,4 +1,4 @@
-"""The study of `littlebit2` as three steps, each resumable part by part: weights, small models, the model itself."""
+"""The study of `littlebit2` as steps, each resumable part by part: weights and small models."""
 
 import json
 import logging
@@ -13,7 +13,7 @@ import pandas as pd
 
 from tasks.reference import Reference
 from tasks.step import step
-from tasks.study.littlebit2_config import ModelStudy, SmallStudy, WeightsStudy
+from tasks.study.littlebit2_config import SmallStudy, WeightsStudy
 
 logger = logging.getLogger("seedloom")
 ROWS = "rows"
@@ -44,7 +44,7 @@ class Parts:
         return pd.DataFrame(rows)
 
 
-def _write(out: Path, frames: dict[str, pd.DataFrame]) -> dict[str, Any]:
+def write_frames(out: Path, frames: dict[str, pd.DataFrame]) -> dict[str, Any]:
     """CSV files without measured times, which are no part of the result."""
     seconds: dict[str, Any] = {}
     for name, frame in frames.items():
@@ -93,7 +93,7 @@ def measure_weights(out: Path, *, settings: WeightsStudy, model: Reference) -> d
         "synthetic": parts.frame(["synthetic"]),
         "iterations": parts.frame(["iterations"]),
     }
-    return _write(out, frames)
+    return write_frames(out, frames)
 
 
 def measure_small(out: Path, *, settings: SmallStudy, text: Reference) -> dict[str, Any]:
@@ -116,7 +116,7 @@ def measure_small(out: Path, *, settings: SmallStudy, text: Reference) -> dict[s
         parts.keep(_key(seed, name), rows)
         done += 1
         logger.info("study: %d of %d students", done, len(names))
-    summary = _write(out, {"small": parts.frame([_key(seed, point.name) for seed, point in names])})
+    summary = write_frames(out, {"small": parts.frame([_key(seed, point.name) for seed, point in names])})
     shutil.rmtree(out / "teachers")
     return summary
 
@@ -202,55 +202,6 @@ def _student(settings: SmallStudy, text: Path, out: Path, seed: int, name: str) 
     return [row | facts for row in rows]
 
 
-def measure_model(out: Path, *, settings: ModelStudy, model: Reference, text: Reference) -> dict[str, Any]:
-    """The model compressed and distilled from each initialisation, and its peers; `out/<method>` are packed folders."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from methods.littlebit2.distillation import token_blocks
-    from methods.littlebit2.study_model import ModelPlan, distilled_rows, peer_rows
-    from tasks.compress.prune import progress_bar, text_documents
-    from tasks.one_model import one_model_at_a_time
-    from tasks.quiet import quiet_progress
-
-    parts = Parts(out / ROWS)
-    tokenizer = AutoTokenizer.from_pretrained(str(model.path), local_files_only=True)
-    tokens = token_blocks(tokenizer, text_documents(text.path / "calibration"), settings.length)
-    heldout = token_blocks(tokenizer, text_documents(text.path), settings.length, settings.scored_tokens)
-
-    def load() -> Any:
-        with one_model_at_a_time, quiet_progress():
-            return AutoModelForCausalLM.from_pretrained(
-                str(model.path), dtype=torch.float32, use_safetensors=True, local_files_only=True
-            ).eval()
-
-    plan = ModelPlan(
-        bpp=settings.bpp,
-        steps=max(1, settings.tokens // (settings.batch * settings.length)),
-        batch=settings.batch,
-        rate=settings.rate,
-        hidden_weight=settings.hidden_weight,
-    )
-    if parts.get("peers") is None:
-        parts.keep("peers", peer_rows(load, heldout))
-    for method in settings.methods:
-        if parts.get(method) is None:
-            with (
-                progress_bar(f"{method} layers", "layer") as on_layer,
-                progress_bar(method, "step") as on_step,
-            ):
-                rows = distilled_rows(
-                    load, tokens, heldout, plan, method, out, on_layer=on_layer, on_step=on_step
-                )
-            parts.keep(method, rows)
-            shutil.rmtree(out / f"{method}.parts")
-            tokenizer.save_pretrained(out / method)
-            logger.info("study: %s distilled, perplexity %.1f", method, rows[-1]["perplexity"])
-    facts = {"text_tokens": tokens.numel(), "scored_tokens": heldout.numel(), "steps": plan.steps}
-    facts["read_tokens"] = plan.steps * plan.batch * settings.length
-    return _write(out, {"model": parts.frame(["peers", *settings.methods])}) | {"facts": facts}
-
-
 def read_frames(folders: Sequence[Path]) -> dict[str, pd.DataFrame]:
     """The frames of finished study steps."""
     return {path.stem: pd.read_csv(path) for folder in folders for path in sorted(folder.glob("*.csv"))}
@@ -266,9 +217,3 @@ def weights_study(out: Path, **inputs: Any) -> dict[str, Any]:
 def small_study(out: Path, **inputs: Any) -> dict[str, Any]:
     """Small models trained here, compressed and distilled alike."""
     return measure_small(out, **inputs)
-
-
-@step("study-littlebit2-model", kind="report", version="1", timeout_seconds=7 * 24 * 3600)
-def model_study(out: Path, **inputs: Any) -> dict[str, Any]:
-    """The model itself compressed and distilled, and its peers."""
-    return measure_model(out, **inputs)

@@ -46,10 +46,6 @@ class SmallStudy(Config):
 class ModelStudy(Config):
     """The model itself compressed, distilled and scored beside its peers; the packed model folders are kept."""
 
-    run: bool = Field(
-        default=False,
-        description="Do it; for the default model about half an hour on two free cores. The full profile always does",
-    )
     methods: tuple[Literal["joint_itq", "random_rotation", "svd", "admm"], ...] = Field(
         default=("joint_itq", "svd"),
         min_length=1,
@@ -70,21 +66,27 @@ class ModelStudy(Config):
     scored_tokens: int = Field(default=2_048, ge=128, description="Held-out tokens that are scored")
 
 
-class LittleBit2Study(Config):
-    """The paper's claims on a real model's weights, on small models trained here, and on the model itself."""
+class LittleBit2ModelStudy(Config):
+    """A model compressed, distilled and scored beside its peers; the packed model folders are kept."""
 
     model: ModelSettings = Field(default=ModelSettings(), description="The model whose layers are compressed")
     text: TextSettings = Field(
         default=TextSettings(heldout_bytes=100_000, calibration_bytes=3_000_000, document_bytes=20_000),
         description="Text to train and distil on (the calibration part) and to judge on (other documents)",
     )
+    distilled: ModelStudy = Field(default=ModelStudy(), description="Compression and distillation")
+
+
+class LittleBit2Study(LittleBit2ModelStudy):
+    """The paper's claims on a real model's weights and on small models trained here."""
+
     profile: Literal["default", "full"] = Field(
         default="default",
         description="default: within minutes; full: more layers and seeds, and the model itself distilled and scored",
     )
     weights: WeightsStudy = Field(default=WeightsStudy(), description="Reconstruction of the model's layers")
     small: SmallStudy = Field(default=SmallStudy(), description="Small models trained here")
-    distilled: ModelStudy = Field(default=ModelStudy(), description="The model itself")
+    distilled: ModelStudy = Field(default=ModelStudy(), description="The model itself, in the full profile")
 
     def resolved(self) -> "LittleBit2Study":
         """The settings with what the profile adds to them."""
@@ -96,6 +98,5 @@ class LittleBit2Study(Config):
             update={
                 "weights": self.weights.model_copy(update={"every_block": every}),
                 "small": self.small.model_copy(update={"seeds": seeds[: max(5, len(self.small.seeds))]}),
-                "distilled": self.distilled.model_copy(update={"run": True}),
             }
         )

@@ -179,7 +179,7 @@ def test_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "added   lifecycle" in written.output
     assert runner.invoke(app, ["params", "--check"]).output == "params.yaml fits the settings of every flow\n"
     text = Path("params.yaml").read_text()
-    Path("params.yaml").write_text(text.replace("architecture: causal-lm", "architecture: mlp"))
+    Path("params.yaml").write_text(text.replace("architecture: causal-lm", "architecture: mlp", 1))
     refused = runner.invoke(app, ["params", "--check"])
     assert refused.exit_code == 2
     assert refused.output.startswith(

@@ -10,9 +10,11 @@ from datasets import Dataset
 
 from methods.littlebit2.study_claims import Claim, claims, errors_by_method
 from tasks.reference import Reference, reference_to
-from tasks.report.littlebit2 import figures, metrics_and_verdicts, model_table, shown_table, tables
+from tasks.report.littlebit2 import figures, metrics_and_verdicts, shown_table, tables
+from tasks.report.littlebit2_model import model_table, plot_model
 from tasks.report.publish import markdown_table, write_files
 from tasks.study import littlebit2 as study
+from tasks.study import littlebit2_model as whole
 from tasks.study.littlebit2_config import LittleBit2Study, ModelStudy, SmallStudy, WeightsStudy
 from tests.tiny_models import sentences, tiny_llama
 
@@ -47,7 +49,7 @@ def frames(
     patch.setattr(study, "SMALL_SIZES", {"hidden": 64, "feed_forward": 64, "layers": 1, "eval_bytes": 512})
     study.measure_small(folders["small"], settings=own, text=text)
     plan = ModelStudy(tokens=96, length=16, batch=2, scored_tokens=128)
-    summary = study.measure_model(folders["model"], settings=plan, model=model, text=text)
+    summary = whole.measure_model(folders["model"], settings=plan, model=model, text=text)
     assert summary["facts"]["read_tokens"] == 96
     patch.undo()
     return study.read_frames(list(folders.values()))
@@ -77,7 +79,13 @@ def test_claims_and_report(frames: dict[str, pd.DataFrame], tmp_path: Path) -> N
     assert len(verdicts) == sum(claim["held"] is not None for claim in metrics["claims"].values())
     table = shown_table(frames)
     assert "Joint-ITQ, residual" in set(table.method)
-    write_files(tmp_path / "out", metrics, tables(frames), figures(frames), markdown_table(table))
+    write_files(
+        tmp_path / "out",
+        metrics,
+        tables(frames),
+        {**figures(frames), "model": plot_model(frames["model"])},
+        markdown_table(table),
+    )
     assert {p.stem for p in (tmp_path / "out" / "plots").glob("*.png")} == {
         "error_vs_bits",
         "layers",
@@ -85,10 +93,7 @@ def test_claims_and_report(frames: dict[str, pd.DataFrame], tmp_path: Path) -> N
         "distillation",
         "model",
     }
-    assert "perplexity before distillation" in model_table(frames)
-    less = {name: frame for name, frame in frames.items() if name != "model"}
-    assert model_table(less) == ""
-    assert "model" not in figures(less)
+    assert len(model_table(frames)) == 6
 
 
 def test_a_cut_off_step_goes_on_from_its_parts(
@@ -135,11 +140,9 @@ def test_a_claim_holds_only_when_every_value_meets_the_bar() -> None:
 def test_the_full_profile_adds_layers_seeds_and_the_model() -> None:
     plain = LittleBit2Study()
     assert plain.resolved() == plain
-    assert not plain.distilled.run
     full = LittleBit2Study(profile="full").resolved()
     assert full.weights.every_block == 5
     assert full.small.seeds == (0, 1, 2, 3, 4)
-    assert full.distilled.run
     own = LittleBit2Study(
         profile="full", weights=WeightsStudy(every_block=1), small=SmallStudy(seeds=(7, 8, 9))
     )
