@@ -18,7 +18,13 @@ from tasks.merge.config import MergeSettings
 from tasks.merge.experts import resolve_expert
 from tasks.merge.steps import merge
 from tasks.prepare.config import PrepareSettings
-from tasks.prepare.steps import prepare_model, prepare_tasks, prepare_text, source_fingerprint
+from tasks.prepare.steps import (
+    prepare_model,
+    prepare_tasks,
+    prepare_text,
+    source_fingerprint,
+    task_fingerprints,
+)
 from tasks.pretrain.config import CorpusSettings, PretrainSettings
 from tasks.pretrain.steps import build_corpus, pretrain
 from tasks.reference import Kind, Reference, reference_to
@@ -69,15 +75,14 @@ def prepare_inputs(ctx: RunContext, settings: PrepareSettings) -> Prepared:
         "prepare model",
         {
             "settings": settings.model,
-            "fingerprint": source_fingerprint(settings.model.source, settings.model.revision),
+            "fingerprint": source_fingerprint(settings.model.source, settings.model.revision, "model"),
         },
     )
-    sources = [task.source for task in settings.tasks.own] + ["bundled:"] * bool(settings.tasks.bundled)
     tasks = start(
         prepare_tasks,
         ctx,
         "prepare tasks",
-        {"settings": settings.tasks, "fingerprints": [source_fingerprint(source) for source in sources]},
+        {"settings": settings.tasks, "fingerprints": task_fingerprints(settings.tasks)},
     )
     text = start(
         prepare_text,

@@ -26,7 +26,7 @@ def check(config: LittleBit2Config) -> None:
 
 def prepared(ctx: RunContext, config: LittleBit2ModelStudy) -> tuple[Reference, Reference]:
     """The model and the text."""
-    mark = source_fingerprint(config.model.source, config.model.revision)
+    mark = source_fingerprint(config.model.source, config.model.revision, "model")
     model = start(prepare_model, ctx, "prepare model", {"settings": config.model, "fingerprint": mark})
     mark = source_fingerprint(config.text.source)
     text = start(prepare_text, ctx, "prepare text", {"settings": config.text, "fingerprint": mark})

