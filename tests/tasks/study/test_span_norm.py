@@ -1,0 +1,126 @@
+"""The study's steps: what is trained already is not trained again, and what people read of it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from methods.common.errors import ConfigError, DataError
+from tasks.pretrain.corpus import build_corpus
+from tasks.reference import reference_to
+from tasks.report.span_norm import figures, loss_table, metrics_and_verdicts, tables
+from tasks.study import span_norm as module
+from tasks.study.span_norm import check_study, corpus_settings, parts_of, plan_of, train_all
+from tasks.study.span_norm_config import SpanNormStudy
+from tests.tiny_models import toy_text
+
+
+def tiny(source: Path, **changes: Any) -> SpanNormStudy:
+    values = {
+        "data": str(source),
+        "layers": 2,
+        "steps": 4,
+        "warmup": 1,
+        "batch": 2,
+        "context": 16,
+        "validation_rows": 8,
+        "seeds": (0, 1, 2),
+        "grid_seeds": (0, 1),
+        "processes": 1,
+    }
+    return SpanNormStudy.model_validate(values | changes)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return toy_text(tmp_path_factory.mktemp("text") / "toy.jsonl", documents=80)
+
+
+@pytest.fixture(scope="module")
+def corpus(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    out = tmp_path_factory.mktemp("corpus") / "corpus"
+    build_corpus(corpus_settings(tiny(text)), out)
+    return reference_to(out, "data")
+
+
+def test_only_what_is_missing_is_trained(
+    text: Path, corpus: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = tiny(text)
+    runs = module.runs_of("moderate", plan_of(settings))
+    trained: list[Any] = []
+    train = module._train
+
+    def counted(run: Any, folder: Path, rows: int) -> Any:
+        if len(trained) == 4:
+            raise KeyboardInterrupt
+        trained.append(run)
+        return train(run, folder, rows)
+
+    monkeypatch.setattr(module, "_train", counted)
+    with pytest.raises(KeyboardInterrupt):
+        train_all(runs, corpus, settings, tmp_path)
+    assert len(list(tmp_path.glob("*.json"))) == 4
+    monkeypatch.setattr(module, "_train", lambda run, *a: trained.append(run) or train(run, *a))
+    found = train_all(runs, corpus, settings, tmp_path)
+    assert len(trained) == len(runs) == len(found) == 15
+    assert [(r["scheme"], r["init"], r["seed"]) for r in found] == [(r.scheme, r.init, r.seed) for r in runs]
+    assert train_all(runs, corpus, settings, tmp_path) == found
+    assert len(trained) == 15
+
+
+def test_several_processes_find_the_same(text: Path, corpus: Any, tmp_path: Path) -> None:
+    results = []
+    for processes in (1, 2):
+        settings = tiny(text, processes=processes)
+        runs = module.runs_of("moderate", plan_of(settings))[:3]
+        bank = tmp_path / str(processes)
+        bank.mkdir()
+        results.append(train_all(runs, corpus, settings, bank))
+        for row in results[-1]:
+            row.pop("cpu_seconds")
+    assert results[0] == results[1]
+
+
+def test_the_report_shows_every_run_those_that_failed_too(text: Path, corpus: Any, tmp_path: Path) -> None:
+    settings = tiny(text)
+    parts: dict[str, Any] = {
+        part: train_all(module.runs_of(part, plan_of(settings)), corpus, settings, tmp_path)
+        for part in ("moderate", "rates")
+    }
+    parts["start"] = [
+        module.start_laws(scheme, init, layers, seed)
+        for scheme, init in module.START_CANDIDATES
+        for layers in (2, 3, 4)
+        for seed in (0, 1)
+    ]
+    failed = next(r for r in parts["rates"] if r["rate"] == 8e-3 and r["scheme"] == "span")
+    failed["diverged"], failed["loss"] = 3, float("nan")
+    shown = loss_table(parts)
+    assert list(shown.columns) == ["candidate", "rate 0.002", "rate 0.004", "rate 0.008"]
+    assert shown.set_index("candidate").loc["span/inv_sqrt_depth", "rate 0.008"].endswith("(1 diverged)")
+    data = tables(parts)
+    assert data["rates"].diverged.sum() == 1
+    assert set(figures(parts)) == {"start", "rates", "layer_use"}
+    metrics, verdicts = metrics_and_verdicts(parts)
+    json.dumps(metrics, allow_nan=False)
+    assert len(verdicts) == sum("bar" in claim for claim in metrics["claims"].values())
+    assert any(verdict.claim.startswith("moderate/gain_over/prenorm/inv_sqrt_depth:") for verdict in verdicts)
+
+
+def test_mistakes_are_told_before_any_work(
+    text: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="data=data/kjv: is not there; `dvc repro data@kjv` makes it"):
+        check_study(SpanNormStudy())
+    with pytest.raises(ConfigError, match="warmup=4: give fewer than steps=4"):
+        check_study(tiny(text, warmup=4))
+    with pytest.raises(DataError, match="there is no such file"):
+        check_study(tiny(tmp_path / "nowhere.txt"))
+
+
+def test_the_full_profile_does_every_part(text: Path) -> None:
+    assert parts_of(tiny(text)) == ("start", "moderate", "rates")
+    assert len(parts_of(tiny(text, profile="full"))) == 6
