@@ -8,8 +8,9 @@ from flows.pipeline import open_run
 from flows.stages import best_on_select, compress_model, existing, given_candidates
 from flows.steps_config import CompressConfig
 from flows.task_runner import task_runner
-from tasks.candidates import check_output, save_candidates
+from tasks.candidates import save_candidates
 from tasks.compress.compress import check_compression
+from tasks.output_folder import check_output
 from tasks.report.publish import Report, publish, report_folder
 from tasks.report.summaries import candidates_table
 
@@ -18,7 +19,7 @@ def check(config: CompressConfig) -> None:
     """Refuse missing inputs, a model that a recipe cannot take, and an output folder that holds other files."""
     check_compression(config.recipes, best_on_select(given_candidates((config.model,))).reference.path)
     existing("text", config.text)
-    check_output(Path(config.output))
+    check_output(Path(config.output), [Path(config.model), Path(config.text)])
 
 
 @flow(name="compress", description="Compress a model by each recipe.", task_runner=task_runner())

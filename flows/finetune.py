@@ -8,7 +8,8 @@ from flows.pipeline import open_run
 from flows.stages import existing, train_experts
 from flows.steps_config import FinetuneConfig
 from flows.task_runner import task_runner
-from tasks.candidates import check_output, save_candidates
+from tasks.candidates import save_candidates
+from tasks.output_folder import check_output
 from tasks.report.publish import Report, publish, report_folder
 from tasks.report.summaries import candidates_table
 
@@ -17,7 +18,7 @@ def check(config: FinetuneConfig) -> None:
     """Refuse missing inputs and an output folder that holds other files."""
     existing("model", config.model)
     existing("tasks", config.tasks)
-    check_output(Path(config.output))
+    check_output(Path(config.output), [Path(config.model), Path(config.tasks)])
 
 
 @flow(name="finetune", description="Train one expert a task, stopped for merging.", task_runner=task_runner())

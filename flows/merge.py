@@ -8,7 +8,8 @@ from flows.pipeline import open_run
 from flows.stages import best_on_select, existing, given_candidates, merge_experts
 from flows.steps_config import MergeConfig
 from flows.task_runner import task_runner
-from tasks.candidates import check_output, save_candidates
+from tasks.candidates import save_candidates
+from tasks.output_folder import check_output
 from tasks.report.publish import Report, publish, report_folder
 from tasks.report.summaries import candidates_table
 
@@ -18,7 +19,7 @@ def check(config: MergeConfig) -> None:
     existing("model", config.model)
     existing("tasks", config.tasks)
     given_candidates(config.experts)
-    check_output(Path(config.output))
+    check_output(Path(config.output), [Path(p) for p in (config.model, config.tasks, *config.experts)])
 
 
 @flow(

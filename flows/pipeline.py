@@ -5,10 +5,12 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from prefect.runtime import flow_run as prefect_run
 
 from tasks.config import Config
+from tasks.output_folder import check_report
 from tasks.settings import settings
 from tasks.tracking import RunContext, flow_run
 from tasks.workspace import Workspace
@@ -23,9 +25,13 @@ def open_run(flow: str, config: Config, needed_bytes: int = 0) -> Iterator[RunCo
 
     Raises:
         StorageError: the work folder cannot hold the run.
+        DataError: the report's folder holds somebody's results.
     """
     logging.getLogger("seedloom").setLevel(logging.INFO)  # each step's start and reuse, for the run's log
     Workspace(settings().work).check(needed_bytes)
+    report = getattr(getattr(config, "report", None), "folder", "")
+    if report:
+        check_report(Path(report))
     try:
         with flow_run(flow, config, prefect_run.get_id()) as ctx:
             yield ctx

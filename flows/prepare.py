@@ -8,17 +8,17 @@ from flows.pipeline import open_run
 from flows.stages import Prepared, prepare_inputs
 from flows.steps_config import PrepareConfig
 from flows.task_runner import task_runner
-from tasks.prepare.steps import check_sources
+from tasks.output_folder import check_output, export
+from tasks.prepare.steps import check_sources, source_paths
 from tasks.report.publish import Report, publish, report_folder
 from tasks.report.summaries import prepared_table
-from tasks.workspace import check_export, export
 
 
 def check(config: PrepareConfig) -> None:
     """Refuse sources that cannot be used and an output folder that holds other files."""
     check_sources(config)
     for part in Prepared.PARTS:
-        check_export(Path(config.output) / part)
+        check_output(Path(config.output) / part, source_paths(config))
 
 
 @flow(

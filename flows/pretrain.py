@@ -9,20 +9,20 @@ from flows.pretrain_config import PretrainConfig
 from flows.stages import only, pretrain_base
 from flows.task_runner import task_runner
 from methods.common.errors import ConfigError
+from tasks.output_folder import check_output, export
 from tasks.pretrain.config import PretrainSettings
 from tasks.pretrain.corpus import check_corpus
 from tasks.report.pretrain import curves_figure, curves_table, facts_table
 from tasks.report.publish import Report, publish, report_folder
 from tasks.report.summaries import candidates_table
 from tasks.train.checkpoints import rows_a_device
-from tasks.workspace import check_export, export
 
 
 def check(config: PretrainConfig) -> None:
     """Refuse text that is not there, a batch that does not fit, and an output folder that holds other files."""
     check_corpus(config.corpus)
     rows_a_device(config.batch_size)
-    check_export(Path(config.output))
+    check_output(Path(config.output), [Path(config.corpus.source)])
     if config.shape.mup_base_width > config.shape.width:
         raise ConfigError(
             f"shape.mup_base_width={config.shape.mup_base_width} is above shape.width={config.shape.width}; give the "

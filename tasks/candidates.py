@@ -10,8 +10,8 @@ from pydantic import Field
 
 from methods.common.errors import DataError
 from tasks.config import Config
+from tasks.output_folder import write_output
 from tasks.reference import Reference, reference_to
-from tasks.workspace import storage_errors
 
 Stage = Literal["base", "expert", "merge", "compressed"]
 LISTING = "candidates.json"
@@ -41,41 +41,35 @@ class Candidate(Config):
     seconds: float = 0.0
 
 
-def check_output(folder: Path) -> None:
-    """Refuse to write over files that no earlier run wrote.
-
-    Raises:
-        DataError: naming the folder.
-    """
-    if folder.exists() and (
-        not folder.is_dir() or (any(folder.iterdir()) and not (folder / LISTING).exists())
-    ):
-        raise DataError(f"output: {folder} holds other files; name an empty or new folder")
-
-
 def save_candidates(candidates: Sequence[Candidate], folder: Path) -> Path:
     """Copy the candidates' folders below `folder` with a listing; whole or not at all.
 
     Raises:
-        DataError: when `folder` holds files that are no earlier listing.
+        DataError: when `folder` holds files that are not an earlier run's.
     """
-    check_output(folder)
-    staging = folder.with_name(f".{folder.name}.partial")
-    with storage_errors(folder.parent):
-        shutil.rmtree(staging, ignore_errors=True)
-        staging.mkdir(parents=True)
+
+    def fill(staging: Path) -> None:
         listing = []
-        for candidate in candidates:
-            # `merged/ties`, not `merged/merge/ties`: the folder already says which stage it is.
-            place = candidate.name.removeprefix(f"{candidate.stage}/")
+        for candidate, place in zip(candidates, folder_names(candidates), strict=True):
             shutil.copytree(candidate.reference.path, staging / place)
             entry = candidate.model_dump(mode="json", exclude={"seconds"})
             entry["reference"]["path"] = place
             listing.append(entry)
         (staging / LISTING).write_text(json.dumps(listing, indent=1, sort_keys=True) + "\n")
-        shutil.rmtree(folder, ignore_errors=True)
-        staging.replace(folder)
-    return folder
+
+    return write_output(folder, fill)
+
+
+def folder_names(candidates: Sequence[Candidate]) -> list[str]:
+    """One folder a candidate, side by side: a folder inside another one would be a part of that model.
+
+    `merge/ties/own_optimum` lies in `merged/ties-own_optimum`: the outer folder already says which stage it is.
+    """
+    names: list[str] = []
+    for candidate in candidates:
+        plain = candidate.name.removeprefix(f"{candidate.stage}/").replace("/", "-")
+        names.append(plain if plain not in names else f"{plain}-{len(names)}")
+    return names
 
 
 def load_candidates(folder: Path) -> list[Candidate]:

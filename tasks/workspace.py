@@ -11,15 +11,14 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock
 
-from methods.common.errors import DataError
-from tasks.reference import EXPORT_MARKER, Kind, Reference, combine, content_files, file_digest
+from tasks.reference import Kind, Reference, combine, content_files, file_digest
 
 MANIFEST = "manifest.json"
 
@@ -114,15 +113,7 @@ class Workspace:
         final = self.folder(step, key)
         partial = final.with_name(f"{key}.partial")
         output = partial / "output"
-        files = {}
-        for path in content_files(output):
-            stat = path.stat()
-            files[path.relative_to(output).as_posix()] = {
-                "sha256": file_digest(path),
-                "size": stat.st_size,
-                "mtime_ns": stat.st_mtime_ns,
-            }
-        manifest = {**record, "files": files}
+        manifest = {**record, "files": file_records(output, content_files(output))}
         temporary = partial / f"{MANIFEST}.tmp"
         temporary.write_text(json.dumps(manifest, indent=1, sort_keys=True))
         temporary.replace(partial / MANIFEST)
@@ -143,47 +134,29 @@ class Finished:
         return Reference(path=self.output, digest=combine(files), kind=kind)
 
 
+def file_records(root: Path, files: Iterable[Path] | None = None) -> dict[str, dict[str, Any]]:
+    """Digest, size and time of files below `root` (default: all), by their relative names."""
+    records = {}
+    for path in sorted(p for p in root.rglob("*") if p.is_file()) if files is None else files:
+        stat = path.stat()
+        records[path.relative_to(root).as_posix()] = {
+            "sha256": file_digest(path),
+            "size": stat.st_size,
+            "mtime_ns": stat.st_mtime_ns,
+        }
+    return records
+
+
+def is_recorded(path: Path, entry: dict[str, Any]) -> bool:
+    """Whether a file is there as recorded; it is only read when its time changed."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return False
+    if stat.st_size != entry["size"]:
+        return False
+    return stat.st_mtime_ns == entry["mtime_ns"] or file_digest(path) == entry["sha256"]
+
+
 def _intact(output: Path, files: dict[str, dict[str, Any]]) -> bool:
-    """Whether each file is there with its content; the hash is only read when size or time changed."""
-    for name, entry in files.items():
-        try:
-            stat = (output / name).stat()
-        except OSError:
-            return False
-        if stat.st_size != entry["size"]:
-            return False
-        if stat.st_mtime_ns != entry["mtime_ns"] and file_digest(output / name) != entry["sha256"]:
-            return False
-    return True
-
-
-def check_export(destination: Path) -> None:
-    """Refuse to write over files that are no earlier export.
-
-    Raises:
-        DataError: naming the folder.
-    """
-    if not destination.exists():
-        return
-    if not destination.is_dir() or (
-        any(destination.iterdir()) and not (destination / EXPORT_MARKER).exists()
-    ):
-        raise DataError(f"output: {destination} holds other files; name an empty or new folder")
-
-
-def export(reference: Reference, destination: Path) -> Path:
-    """Copy an output to a place of the user's, whole or not at all.
-
-    Raises:
-        DataError: when `destination` holds files that are no earlier export.
-    """
-    check_export(destination)
-    with storage_errors(destination.parent):
-        staging = destination.with_name(f".{destination.name}.partial")
-        shutil.rmtree(staging, ignore_errors=True)
-        destination.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copytree(reference.path, staging)
-        (staging / EXPORT_MARKER).write_text(json.dumps({"digest": reference.digest, "kind": reference.kind}))
-        shutil.rmtree(destination, ignore_errors=True)
-        staging.replace(destination)
-    return destination
+    return all(is_recorded(output / name, entry) for name, entry in files.items())

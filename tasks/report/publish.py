@@ -13,6 +13,7 @@ from prefect import task
 from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
 
 from tasks.config import Config
+from tasks.output_folder import earlier_report, mark_report
 from tasks.report.verdict import Verdict
 from tasks.settings import settings
 from tasks.tracking import RunContext, log_metrics, set_tags
@@ -51,9 +52,10 @@ def write_files(
     figures: Mapping[str, Figure],
     markdown: str,
 ) -> None:
-    """metrics.json, report.md, plots/<name>.csv and plots/<name>.png; the folder changes whole or not at all."""
-    staging = folder.with_name(f".{folder.name}.partial")
-    with storage_errors(folder.parent):
+    """metrics.json, report.md, plots/<name>.csv and plots/<name>.png; a killed run leaves the earlier report."""
+    place = folder.expanduser().resolve()
+    staging = place.with_name(f".{place.name}.partial")
+    with storage_errors(place.parent):
         shutil.rmtree(staging, ignore_errors=True)
         (staging / "plots").mkdir(parents=True)
         (staging / "metrics.json").write_text(json.dumps(metrics, indent=1, sort_keys=True) + "\n")
@@ -64,12 +66,15 @@ def write_files(
             )
         for name, figure in figures.items():
             figure.savefig(staging / "plots" / f"{name}.png", dpi=120, metadata={"Software": None})
+        written = [path.relative_to(staging) for path in staging.rglob("*") if path.is_file()]
         # Files that others keep beside a report (a paper's card) stay.
-        folder.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(folder / "plots", ignore_errors=True)
-        for path in staging.iterdir():
-            path.replace(folder / path.name)
-        staging.rmdir()
+        for name in set(earlier_report(place)) - {path.as_posix() for path in written}:
+            (place / name).unlink(missing_ok=True)
+        (place / "plots").mkdir(parents=True, exist_ok=True)
+        for path in written:
+            (staging / path).replace(place / path)
+        mark_report(place, [path.as_posix() for path in written])
+        shutil.rmtree(staging)
 
 
 def markdown_table(table: pd.DataFrame) -> str:

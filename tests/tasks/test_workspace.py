@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from methods.common.errors import DataError
-from tasks.reference import EXPORT_MARKER, reference_to
-from tasks.workspace import StorageError, Workspace, export, storage_errors
+from tasks.reference import reference_to
+from tasks.workspace import StorageError, Workspace, storage_errors
 
 
 def make(workspace: Workspace, key: str = "k", text: str = "hello") -> None:
@@ -133,24 +133,6 @@ def test_other_failures_pass_through(tmp_path: Path) -> None:
 def test_too_little_space_is_refused_before_work(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="GiB free and this run needs"):
         Workspace(tmp_path).check(needed_bytes=2**60)
-
-
-def test_export_is_the_same_content_and_spares_other_files(tmp_path: Path) -> None:
-    workspace = Workspace(tmp_path / "work")
-    make(workspace)
-    found = workspace.find("step", "k")
-    assert found is not None
-    reference = found.reference("data")
-    target = export(reference, tmp_path / "mine")
-    assert (target / EXPORT_MARKER).exists()
-    assert reference_to(target, "data").digest == reference.digest
-    export(reference, target)  # again, over its own export
-    other = tmp_path / "other"
-    other.mkdir()
-    (other / "thesis.txt").write_text("do not lose")
-    with pytest.raises(DataError, match="holds other files"):
-        export(reference, other)
-    assert (other / "thesis.txt").read_text() == "do not lose"
 
 
 def test_a_reference_follows_content_not_place(tmp_path: Path) -> None:
