@@ -12,7 +12,7 @@ from methods.littlebit2.distillation import distill, token_blocks
 from methods.littlebit2.factorize import factorize
 from methods.littlebit2.factors import BinaryFactors, dual_svid, refit_scales
 from methods.littlebit2.layer import LittleBitLinear
-from methods.littlebit2.model import binary_layers, compress_model, target_layers
+from methods.littlebit2.model import binary_layers, compress_model, densify, target_layers
 from methods.littlebit2.rotation import joint_itq
 from methods.littlebit2.spectrum import break_even, haar_error, truncated_svd
 from methods.littlebit2.storage import (
@@ -32,6 +32,7 @@ __all__ = [
     "break_even",
     "check_compressed",
     "compress_model",
+    "densify",
     "distill",
     "dual_svid",
     "equal_bits_rank",

@@ -10,6 +10,7 @@ from methods.littlebit2.rotation import Polar, Target
 from methods.littlebit2.spectrum import Solver
 
 Init = Literal["joint_itq", "random_rotation", "svd", "admm"]
+Scales = Literal["dual_svid", "latent_only"]
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,8 @@ class LittleBitConfig:
             factorisation, a peer that fits the weight better but is slower).
         n_iter: updates of the rotation, or sweeps of ADMM.
         restarts: random starts of joint_itq and admm; the best is kept.
+        scales: `dual_svid`; or `latent_only`, h = g = 1 and one magnitude a latent column, which shows what the outer
+            scales are worth.
         refit: rounds of alternating least squares of h, l, g on the found signs; no part of the paper.
         min_rank: smallest rank; a target that would need less is missed, and the report says so.
         multiple: ranks are multiples of this.
@@ -44,6 +47,7 @@ class LittleBitConfig:
     init: Init = "joint_itq"
     n_iter: int = 50
     restarts: int = 1
+    scales: Scales = "dual_svid"
     refit: int = 0
     min_rank: int = 8
     multiple: int = 8
@@ -59,7 +63,13 @@ class LittleBitConfig:
     def __post_init__(self) -> None:
         if not self.bpp > 0:
             raise ConfigError(f"bpp {self.bpp}: give the bits a weight above 0, such as 0.55")
-        for name, kind in (("init", Init), ("itq_target", Target), ("polar", Polar), ("svd", Solver)):
+        for name, kind in (
+            ("init", Init),
+            ("scales", Scales),
+            ("itq_target", Target),
+            ("polar", Polar),
+            ("svd", Solver),
+        ):
             if getattr(self, name) not in get_args(kind):
                 raise ConfigError(
                     f"{name} {getattr(self, name)!r}: choose one of {', '.join(get_args(kind))}"

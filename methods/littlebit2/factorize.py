@@ -150,7 +150,10 @@ def _branch(
         u, v, trace = u @ turned.r, turned.r.T @ v, turned.trace
     stacked = torch.cat([u, v.T])
     facts |= {"coherence_after": float(coherence(stacked).mean()), "alignment_after": alignment(stacked)}
-    u1, u2, v1, v2 = dual_svid(u, v)
+    if config.scales == "dual_svid":
+        u1, u2, v1, v2 = dual_svid(u, v)
+    else:
+        u1, u2, v1, v2 = u.new_ones(len(u)), u.abs().mean(0), v.abs().mean(1), v.new_ones(v.shape[1])
     scales = (u1, u2 * v1, v2)
     # ADMM's factors are fitted jointly: a last least-squares round belongs to it.
     rounds = max(config.refit, 3 if config.init == "admm" else 0)

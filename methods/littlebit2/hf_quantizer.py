@@ -60,6 +60,7 @@ class LittleBitQuantizer(HfQuantizer):
                 )
                 if layer.bias is not None:
                     layer.bias = torch.nn.Parameter(layer.bias.to(dense.bias.dtype), requires_grad=False)
+            layer.conv1d = type(dense).__name__ == "Conv1D"
             model.set_submodule(name, layer)
         return model
 

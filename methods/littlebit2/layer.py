@@ -58,6 +58,7 @@ class LittleBitLinear(nn.Module):
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
         self.rank, self.branches, self.gradient = rank, branches, gradient
+        self.conv1d = False  # whether it stands for a Conv1D, whose weight is transposed
         if packed:
             count = branches * (out_features * -(-rank // 8) + rank * -(-in_features // 8))
             scales = dtype or torch.float16
@@ -116,7 +117,9 @@ class LittleBitLinear(nn.Module):
             raise ConfigError(f"{type(linear).__name__} is no dense linear layer; give nn.Linear or Conv1D")
         factors = factorize(oriented_weight(linear), config=config or LittleBitConfig(), name=name)
         bias = linear.bias
-        return cls.from_factors(factors, bias.detach() if isinstance(bias, Tensor) else None)
+        layer = cls.from_factors(factors, bias.detach() if isinstance(bias, Tensor) else None)
+        layer.conv1d = type(linear).__name__ == "Conv1D"
+        return layer
 
     def factors(self) -> BinaryFactors:
         """Its factors, detached."""

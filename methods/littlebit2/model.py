@@ -132,6 +132,7 @@ def compress_model(
         layer = LittleBitLinear.from_factors(
             factors, bias.detach() if isinstance(bias, Tensor) else None, gradient=gradient
         )
+        layer.conv1d = type(target.module).__name__ == "Conv1D"
         layer.to(target.weight.device).train(target.module.training)
         model.set_submodule(target.name, layer)
         rows.append(layer_row(target.name, factors) | {"seconds": seconds})
@@ -197,6 +198,32 @@ def layer_row(name: str, factors: BinaryFactors) -> dict[str, Any]:
         "stored_bpp": 8 * factors.stored_bytes() / (outputs * inputs),
         **facts,
     }
+
+
+def densify(model: Model, dtype: torch.dtype | None = None) -> Model:
+    """Replace the binary layers by `nn.Linear`s with their reconstructed weights, in place: the storage switched off.
+
+    For software that does not know this format; the files are then as large as the original's. `dtype` None takes that
+    of the input embedding or, without one, float32.
+    """
+    find = getattr(model, "get_input_embeddings", None)
+    kind = dtype or (find().weight.dtype if find is not None else torch.float32)
+    for name, layer in list(binary_layers(model)):
+        dense = _dense_layer(layer).to(kind)
+        with torch.no_grad():
+            oriented_weight(dense).copy_(layer.reconstruct())
+            if layer.bias is not None:
+                dense.bias.copy_(layer.bias)
+        model.set_submodule(name, dense.train(layer.training))
+    return model
+
+
+def _dense_layer(layer: LittleBitLinear) -> Any:
+    if layer.conv1d:
+        from transformers.pytorch_utils import Conv1D
+
+        return Conv1D(layer.out_features, layer.in_features)
+    return nn.Linear(layer.in_features, layer.out_features, layer.bias is not None)
 
 
 def binary_layers(model: nn.Module) -> Iterator[tuple[str, LittleBitLinear]]:

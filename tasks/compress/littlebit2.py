@@ -34,7 +34,14 @@ def littlebit2_model(
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from methods.littlebit2 import LittleBitConfig, compress_model, distill, save_compressed, token_blocks
+    from methods.littlebit2 import (
+        LittleBitConfig,
+        compress_model,
+        densify,
+        distill,
+        save_compressed,
+        token_blocks,
+    )
     from tasks.one_model import one_model_at_a_time
     from tasks.quiet import quiet_progress
 
@@ -102,12 +109,16 @@ def littlebit2_model(
     distilled = time.perf_counter()
     with quiet_progress():
         sizes = save_compressed(student, out, config, dtype=stored)
+        if recipe.storage == "dense":
+            for file in out.glob("model*.safetensors*"):
+                file.unlink()
+            densify(student.to(stored)).save_pretrained(str(out))
     shutil.rmtree(parts)
     return (
         facts
         | _describe(rows, sizes)
         | {
-            "format": "littlebit2",
+            "format": "littlebit2" if recipe.storage == "packed" else "dense",
             "timings": {
                 "factorise_seconds": factorised - started,
                 "distill_seconds": distilled - factorised,

@@ -311,6 +311,11 @@ class LittleBitRecipe(CompressionRecipe):
     gradient: Literal["smooth_sign", "clipped"] = Field(
         default="smooth_sign", description="Gradient that stands in for that of the sign"
     )
+    storage: Literal["packed", "dense"] = Field(
+        default="packed",
+        description="packed: bits, read by this project and by transformers once it is imported; dense: the weights "
+        "that they stand for, as large as the original, for other software",
+    )
 
     @property
     def uses_calibration(self) -> bool:  # type: ignore[override]
@@ -326,6 +331,8 @@ class LittleBitRecipe(CompressionRecipe):
         usual = type(self).model_fields["distill_tokens"].default
         if self.distill_tokens != usual:
             parts.append(f"{self.distill_tokens}tok" if self.distill_tokens else "undistilled")
+        if self.storage == "dense":
+            parts.append("dense")
         return "-".join(parts)
 
     def check_model(self, config: dict[str, Any]) -> None:

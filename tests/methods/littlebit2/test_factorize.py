@@ -211,6 +211,16 @@ def test_residual_branch_corrects_what_the_first_leaves() -> None:
     assert two.stats["error"] < one.stats["error"]
 
 
+def test_outer_scales_are_worth_their_bits() -> None:
+    weight = spectrum_weight(64, 96, 0.3, seed=1) * torch.logspace(-1, 1, 96)
+    with_scales = factorize(weight, 24, LittleBitConfig())
+    without = factorize(weight, 24, LittleBitConfig(scales="latent_only"))
+    assert torch.equal(with_scales.sign_u, without.sign_u)
+    assert (without.h == 1).all()
+    assert (without.g == 1).all()
+    assert with_scales.stats["error"] < without.stats["error"]
+
+
 def test_refit_never_raises_the_error() -> None:
     for seed in range(5):
         weight = torch.randn(20, 30, generator=numbers(seed))

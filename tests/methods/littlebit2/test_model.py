@@ -15,6 +15,7 @@ from methods.littlebit2 import (
     LittleBitConfig,
     binary_layers,
     compress_model,
+    densify,
     is_compressed,
     load_compressed,
     save_compressed,
@@ -84,6 +85,22 @@ def test_a_saved_model_loads_through_transformers_with_the_same_logits(
     )
     assert measured["parameters"] == sum(p.numel() for p in tiny(model_type).parameters())
     assert again.get_input_embeddings().weight.dtype == dtype
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gpt2"])
+def test_dense_storage_is_the_same_model_for_any_software(model_type: str, tmp_path: Path) -> None:
+    model, _ = compress_model(tiny(model_type), CONFIG, n_jobs=1)
+    save_compressed(model, tmp_path / "packed", CONFIG)
+    expected = logits(model)
+    densify(model)
+    assert not list(binary_layers(model))
+    torch.testing.assert_close(logits(model), expected, rtol=1e-4, atol=1e-4)
+    model.save_pretrained(tmp_path / "dense")
+    torch.testing.assert_close(
+        logits(AutoModelForCausalLM.from_pretrained(tmp_path / "dense")), expected, rtol=1e-4, atol=1e-4
+    )
+    unpacked = densify(load_compressed(tmp_path / "packed"))
+    torch.testing.assert_close(logits(unpacked), expected, rtol=0.05, atol=0.05)  # fp16 scales
 
 
 def test_a_loaded_model_is_saved_again_and_stays_packed(saved: Path, tmp_path: Path) -> None:

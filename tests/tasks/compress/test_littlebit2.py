@@ -184,6 +184,18 @@ def test_damaged_folders_are_refused_by_evaluate(packed: Path, tmp_path: Path) -
         check_candidate(folder, None)
 
 
+def test_dense_storage(tiny_model: Reference, tmp_path: Path) -> None:
+    recipe = PLAIN.model_copy(update={"storage": "dense"})
+    summary = compress_model(tmp_path / "out", recipe=recipe, model=tiny_model)
+    assert summary["format"] == "dense"
+    assert summary["size/bytes"] == pytest.approx(summary["size/dense_bytes"], rel=0.05)
+    model, _ = load_candidate(tmp_path / "out", None, torch.float32)
+    assert all(
+        type(layer).__name__ == "Linear" for name, layer in model.named_modules() if name.endswith("_proj")
+    )
+    assert "quantization_config" not in json.loads((tmp_path / "out" / "config.json").read_text())
+
+
 def test_labels_and_settings() -> None:
     assert LittleBitRecipe().label == "littlebit2-0.55bit"
     assert LittleBitRecipe(init="random_rotation", residual=True, distill_tokens=0).label == (
