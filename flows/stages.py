@@ -1,5 +1,6 @@
 """The lifecycle's stages as functions on candidates; the lifecycle chains them, each step's own flow calls one."""
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar, TypeVar
@@ -25,6 +26,7 @@ from tasks.prepare.steps import (
     source_fingerprint,
     task_fingerprints,
 )
+from tasks.prepare.task_sets import few_examples
 from tasks.pretrain.config import CorpusSettings, PretrainSettings
 from tasks.pretrain.steps import build_corpus, pretrain
 from tasks.reference import Kind, Reference, reference_to
@@ -45,6 +47,7 @@ from tasks.tracking import (
 from tasks.train.config import FinetuneSettings
 from tasks.train.steps import finetune, replay_trace
 
+logger = logging.getLogger("seedloom")
 Group = TypeVar("Group", bound=Config)
 
 
@@ -90,6 +93,9 @@ def prepare_inputs(ctx: RunContext, settings: PrepareSettings) -> Prepared:
         "prepare text",
         {"settings": settings.text, "fingerprint": source_fingerprint(settings.text.source)},
     )
+    for name, record in tasks.result().summary.items():
+        if line := few_examples(name, record["counts"]):
+            logger.warning(line)
     prepared = Prepared(
         model=model.result().reference, tasks=tasks.result().reference, text=text.result().reference
     )

@@ -70,7 +70,7 @@ def prepare_model(out: Path, *, settings: ModelSettings, fingerprint: str) -> di
     return materialise_model(settings, out)
 
 
-@step("prepare-tasks", kind="tasks", version="1", timeout_seconds=3600)
+@step("prepare-tasks", kind="tasks", version="2", timeout_seconds=3600)
 def prepare_tasks(out: Path, *, settings: TaskSetSettings, fingerprints: list[str]) -> dict[str, Any]:
     """Build the task sets, each in disjoint parts: train, stop, select, test."""
     return build_task_sets(settings, out)

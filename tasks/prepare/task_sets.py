@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,10 @@ from tasks.quiet import quiet_progress
 PARTS = ("train", "stop", "select", "test")
 # The smallest own data set: below this the parts say nothing.
 SMALLEST_OWN = 8
+# Small data: each part that decides or reports gets this many, or this share of the data when that is less.
+FLOOR, FLOOR_SHARE = 8, 6
+# Fewer examples than this carry no interval by the normal approximation, and a choice by them is mostly chance.
+FEW = 30
 
 
 def check_task_sources(settings: TaskSetSettings) -> None:
@@ -85,7 +89,8 @@ def split_examples(
         name: of the task, for messages.
 
     The choice orders examples by a hash of seed and content, so it does not depend on the order of the data, and a
-    part keeps its examples when another part's size changes. Small data are shared out in the settings' proportions.
+    part keeps its examples when another part's size changes. Small data are shared out in the settings' proportions,
+    but the parts other than train get at least `FLOOR` examples, or 1/`FLOOR_SHARE` of the data when that is less.
 
     Raises:
         DataError: too few examples for every part to hold one.
@@ -101,8 +106,10 @@ def split_examples(
             f"give at least {SMALLEST_OWN}, or raise max_characters"
         )
     scale = min(1.0, len(pool) / sum(wanted[part] for part in shared))
+    floor = max(1, min(FLOOR, len(pool) // FLOOR_SHARE))
     for part in shared:
-        wanted[part] = max(1, int(wanted[part] * scale))
+        least = 1 if part == "train" else min(floor, wanted[part])
+        wanted[part] = max(least, int(wanted[part] * scale))
 
     chosen: dict[str, list[Example]] = {}
     owner: dict[str, str] = {}  # group or prompt -> the part that owns it
@@ -122,6 +129,17 @@ def split_examples(
         chosen[part] = taken
     assert_disjoint(chosen, name)
     return {part: chosen[part] for part in PARTS}
+
+
+def few_examples(name: str, counts: Mapping[str, int]) -> str:
+    """A line about the parts that hold too few examples to decide or to report by; empty when all hold enough."""
+    few = [f"{part} {counts[part]}" for part in PARTS[1:] if counts[part] < FEW]
+    if not few:
+        return ""
+    return (
+        f"task {name}: few examples ({', '.join(few)}; under {FEW}): stopping, choices and intervals that rest on them "
+        "are rough; give more data"
+    )
 
 
 def assert_disjoint(parts: dict[str, list[Example]], name: str) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pandas as pd
 
 from tasks.candidates import Candidate
+from tasks.prepare.task_sets import FEW, few_examples
 from tasks.reference import Reference
 
 
@@ -17,11 +18,16 @@ def prepared_table(parts: Mapping[str, Reference]) -> tuple[pd.DataFrame, dict[s
         for record in sorted(reference.path.rglob("task.json")):
             task = json.loads(record.read_text())
             counts = ", ".join(f"{part} {count}" for part, count in task["counts"].items())
-            rows.append({"part": f"task {task['name']}", "holds": counts, "digest": reference.digest[:12]})
+            row = {"part": f"task {task['name']}", "holds": counts, "digest": reference.digest[:12]}
+            if few_examples(task["name"], task["counts"]):
+                row["note"] = f"parts under {FEW}: rough decisions and intervals"
+            rows.append(row)
         if name != "tasks":
             size = sum(p.stat().st_size for p in reference.path.rglob("*") if p.is_file())
             rows.append({"part": name, "holds": f"{size / 2**20:.1f} MiB", "digest": reference.digest[:12]})
-    return pd.DataFrame(rows), {"digests": {name: reference.digest for name, reference in parts.items()}}
+    return pd.DataFrame(rows).fillna(""), {
+        "digests": {name: reference.digest for name, reference in parts.items()}
+    }
 
 
 def candidates_table(candidates: Sequence[Candidate]) -> tuple[pd.DataFrame, dict[str, Any]]:

