@@ -86,6 +86,8 @@ def test_a_gap_needs_both_sides(choice: float, written: float, held: bool) -> No
     assert claim.held is held
     assert claim.mean == pytest.approx(written / 0.9)
     assert gap_claim(frame, [], "mlp", "Dropping MLPs") is None
+    near_chance = task_frame(scores(choice, written), {"cloze": 0.7})
+    assert gap_claim(near_chance, ["drop-attn-8"], "attn", "Dropping attentions") is None
     above = frame[(frame.variant == "drop-attn-8") & (frame.task == "cloze")].kept_above_chance.iloc[0]
     assert above == pytest.approx((choice - 0.25) / 0.55)
 
