@@ -1,6 +1,5 @@
 """Each scheme's forward pass against an independent oracle, x-transformers and transformers' own Llama."""
 
-import math
 from typing import Any
 
 import pytest
@@ -34,7 +33,9 @@ def test_forward_is_the_oracles(scheme: str, layers: int) -> None:
         single = made.float()(tokens).logits
         wanted = oracle_logits(made, tokens)
         size = wanted.square().mean().sqrt()
-        assert (single - wanted).abs().max() / size <= 2e-6 * math.sqrt(layers) + 1e-6
+        # Unscaled branches that add up over blocks carry more rounding; both sides are float32 here.
+        bar = 4e-6 if scheme in ("sandwich", "mix_ln", "siamese") else 2e-6
+        assert (single - wanted).abs().max() / size <= bar
 
 
 def test_a_norm_in_the_wrong_place_would_show() -> None:
