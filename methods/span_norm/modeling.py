@@ -285,7 +285,9 @@ class SpanNormForCausalLM(SpanNormPreTrainedModel, GenerationMixin):
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=config.vocab_size, **kwargs)
         if routed and out.router_logits:
-            mask = attention_mask if attention_mask is not None and attention_mask.dim() == 2 else None
+            mask = attention_mask
+            if mask is not None and mask.numel() != out.router_logits[0].shape[0]:
+                mask = None  # with a cache the mask covers tokens that were routed before
             aux = balance_loss(out.router_logits, config.num_experts_per_tok, mask)
             if loss is not None:
                 loss = loss + config.router_aux_loss_coef * aux
@@ -309,23 +311,28 @@ class SpanNormForCausalLM(SpanNormPreTrainedModel, GenerationMixin):
         Raises:
             ConfigError: the folder's weights belong to another function than the configuration asked for.
         """
+        if source is None:  # weights are given as a state dict
+            allow_mismatch = True
         wanted = kwargs.get("config")
         asked = {name: kwargs[name] for name in FUNCTION if name in kwargs}
         if (wanted is not None or asked) and not allow_mismatch:
-            stored = _stored_function(source)
+            stored = _stored_function(source, kwargs)
             if wanted is not None:
                 asked = {name: getattr(wanted, name) for name in FUNCTION} | asked
             if "norm_scheme" in asked and "final_norm" not in kwargs:
                 asked.setdefault("final_norm", SpanNormConfig(norm_scheme=asked["norm_scheme"]).final_norm)
             refuse_mismatch(stored, asked)
         elif not allow_mismatch:
-            refuse_mismatch(_stored_function(source), None)
+            refuse_mismatch(_stored_function(source, kwargs), None)
         return super().from_pretrained(source, *args, **kwargs)
 
 
-def _stored_function(source: Any) -> dict[str, Any]:
+_WHERE = ("revision", "cache_dir", "subfolder", "local_files_only", "token")
+
+
+def _stored_function(source: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """What the folder's configuration says about the norms; a Llama folder is PreNorm."""
-    values, _ = SpanNormConfig.get_config_dict(source)
+    values, _ = SpanNormConfig.get_config_dict(source, **{n: kwargs[n] for n in _WHERE if n in kwargs})
     if values.get("model_type") != "spannorm":
         return _function_of(SpanNormConfig(norm_scheme="prenorm")) | {"model_type": values.get("model_type")}
     return {name: values[name] for name in FUNCTION if name in values}

@@ -142,3 +142,10 @@ def test_load_variation() -> None:
     even = torch.eye(4).repeat(5, 1)
     assert load_variation([even], 1) == pytest.approx(0.0)
     assert load_variation([torch.tensor([[9.0, 0, 0, 0]] * 5)], 1) == pytest.approx(math.sqrt(3))
+
+
+def test_generation_with_a_cache_and_router_logits() -> None:
+    made = model("span", 2, num_experts=4, output_router_logits=True)
+    mask = torch.tensor([[0] * 2 + [1] * 6, [1] * 8])
+    found = made.generate(ids(2, 8), attention_mask=mask, max_new_tokens=5, do_sample=False)
+    assert found.shape == (2, 13)
