@@ -129,6 +129,8 @@ def plot_start(start: pd.DataFrame) -> Figure:
         for i, (candidate, group) in enumerate(start.groupby("candidate", sort=False)):
             _band(axes, group.groupby("layers")[column], str(candidate), f"C{i}")
         axes.set_xscale("log", base=2)
+        depths = sorted(start.layers.unique())
+        axes.set_xticks(depths, [str(depth) for depth in depths])
         axes.set_xlabel("blocks L")
         axes.set_ylabel(words)
         axes.grid(alpha=0.3)
