@@ -83,8 +83,8 @@ def claims(parts: Mapping[str, Rows]) -> list[Claim]:
     grid = [run for part in ("moderate", "rates") for run in parts.get(part, ())]
     if "rates" in parts and "moderate" in parts:
         found += _best_rates(grid)
-    if grid and "range" in parts:
-        found += _range(grid, parts["range"])
+    if "range" in parts:
+        found += _range(parts["range"])
     if "depth" in parts:
         found += _depth(parts["depth"])
     if "experts" in parts:
@@ -350,34 +350,24 @@ def variant(run: Mapping[str, Any], warmup: int) -> str:
     return f"{run['candidate']}/warmup{run['warmup']}" if run["warmup"] != warmup else str(run["candidate"])
 
 
-def _range(grid: Rows, rows: Rows) -> list[Claim]:
-    warmup = grid[0]["warmup"]
+def _range(rows: Rows) -> list[Claim]:
+    warmup = min(run["warmup"] for run in rows)
     named = [{**run, "candidate": variant(run, warmup)} for run in rows]
-    rates = {run["rate"] for run in named}
-    plain = [run for run in grid if run["candidate"] == SPAN and run["rate"] in rates]
-    if not plain:
-        return []
-    limit = _limit(grid)
-    base = max_stable_rate(plain, SPAN, limit)
+    limit = _limit(named)
+    stable = {name: max_stable_rate(named, name, limit) for name in sorted({r["candidate"] for r in named})}
+    base = stable.pop(SPAN)
     found = [
         Claim(
-            "range/max_stable_rate/plain",
-            "highest stable rate of SpanNorm among these rates",
+            f"range/max_stable_rate/{SPAN}",
+            "highest rate of this part's grid up to which no seed of SpanNorm failed",
             (base,),
             rule="report",
         )
     ]
-    for name in sorted({run["candidate"] for run in named}):
-        stable = max_stable_rate(named, name, limit)
-        found.append(
-            Claim(
-                f"range/max_stable_rate/{name}",
-                f"{name} is stable at a higher rate than plain SpanNorm ({base:g})",
-                (stable,),
-                base * 1.001,
-                ">=",
-            )
-        )
+    for name, rate in stable.items():
+        words = f"{name} is stable at a higher rate than SpanNorm ({base:g})"
+        claim = Claim(f"range/max_stable_rate/{name}", words, (rate,), base * 1.001, ">=")
+        found.append(claim)
     return found
 
 

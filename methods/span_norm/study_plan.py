@@ -62,8 +62,14 @@ def runs_of(part: str, plan: Plan) -> list[Run]:
             for s, i in (EVERY if plan.full else CONTENDERS)
         ]
     if part == "range":
-        variants = [replace(base, scheme="span", init="inv_sqrt_depth", warmup=5 * base.warmup)]
-        variants.append(replace(base, scheme="span", init="inv_depth"))
+        # SpanNorm as it is, with one thing changed at a time, and PreNorm for comparison.
+        span = replace(base, scheme="span", init="inv_sqrt_depth")
+        variants = [
+            span,
+            replace(span, warmup=5 * base.warmup),
+            replace(span, init="inv_depth"),
+            replace(base, scheme="prenorm", init="none"),
+        ]
         return [
             replace(variant, rate=rate, seed=seed)
             for seed in plan.grid_seeds

@@ -133,8 +133,14 @@ def test_the_depths_have_equally_many_parameters_in_their_blocks() -> None:
 
 
 def test_the_range_part_widens_one_thing_at_a_time() -> None:
-    found = {(r.init, r.warmup) for r in runs_of("range", PLAN)}
-    assert found == {("inv_sqrt_depth", 100), ("inv_depth", 20)}
+    found = {(r.scheme, r.init, r.warmup) for r in runs_of("range", PLAN)}
+    assert found == {
+        ("span", "inv_sqrt_depth", 20),
+        ("span", "inv_sqrt_depth", 100),
+        ("span", "inv_depth", 20),
+        ("prenorm", "none", 20),
+    }
+    assert set(runs_of("rates", PLAN)) & set(runs_of("range", PLAN))  # trained once
     with pytest.raises(ValueError, match="trains nothing"):
         runs_of("start", PLAN)
 
@@ -229,7 +235,8 @@ def test_one_failed_seed_ends_the_stable_range() -> None:
 
 def test_range_depth_and_experts() -> None:
     rows = grid()
-    wider = [row("span/inv_depth", seed, 2.0, rate) for seed in range(3) for rate in (4e-3, 8e-3)]
+    wider = [row("span/inv_sqrt_depth", s, 2.0 + 2 * (r > 5e-3), r) for s in range(3) for r in (4e-3, 8e-3)]
+    wider += [row("span/inv_depth", seed, 2.0, rate) for seed in range(3) for rate in (4e-3, 8e-3)]
     wider += [row("span/inv_sqrt_depth", s, 4.0, r, warmup=100) for s in range(3) for r in (4e-3, 8e-3)]
     assert variant(wider[-1], 20) == "span/inv_sqrt_depth/warmup100"
     deep = [
@@ -247,7 +254,7 @@ def test_range_depth_and_experts() -> None:
     found = by_name(
         claims({"moderate": rows[:25], "rates": rows[25:], "range": wider, "depth": deep, "experts": routed})
     )
-    assert found["range/max_stable_rate/plain"].values == (4e-3,)
+    assert found["range/max_stable_rate/span/inv_sqrt_depth"].values == (4e-3,)
     assert found["range/max_stable_rate/span/inv_depth"].held is True
     assert found["range/max_stable_rate/span/inv_sqrt_depth/warmup100"].held is False
     assert found["depth/best_depth_minus_prenorms"].values == (36.0,)
