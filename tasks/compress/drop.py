@@ -26,13 +26,13 @@ def drop_model(
 ) -> dict[str, Any]:
     """Rank the layers on calibration text and drop the first; see `tasks.compress.recipes.Compressor`."""
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer
 
     from methods.common.dtype import fast_dtype
     from methods.pruning_representations import drop_sublayers, rank_layers, sample_sequences
     from methods.pruning_representations.dropped_models import ATTENTION, KEPT_BLOCKS, MLP
     from tasks.compress.prune import SHARD_SIZE, text_documents
-    from tasks.one_model import one_model_at_a_time
+    from tasks.load_model import load_causal_lm
     from tasks.quiet import quiet_progress
 
     assert calibration is not None
@@ -46,13 +46,7 @@ def drop_model(
         seed=seed,
     )
 
-    def load() -> Any:
-        with one_model_at_a_time, quiet_progress():
-            return AutoModelForCausalLM.from_pretrained(
-                str(model), dtype="auto", use_safetensors=True, trust_remote_code=False, local_files_only=True
-            )
-
-    loaded = load()
+    loaded = load_causal_lm(model)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     stored, dtype = loaded.dtype, fast_dtype(device)
     before = sum(p.numel() for p in loaded.parameters())
@@ -66,7 +60,7 @@ def drop_model(
         iterative=recipe.iterative,
     )
     if dtype != stored:  # the ranking's number format may have rounded the weights
-        loaded = load()
+        loaded = load_causal_lm(model)
     parts: dict[str, Any] = {"blocks" if recipe.sublayer == "block" else recipe.sublayer: ranking.order}
     smaller = drop_sublayers(loaded.cpu(), **parts, in_place=True)
     ranked_at = time.perf_counter()

@@ -32,7 +32,8 @@ def littlebit2_model(
 
     Goes on from what a killed attempt left in `out`: finished layers, and the last checkpoint of the distillation.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    import torch
+    from transformers import AutoTokenizer
 
     from methods.littlebit2 import (
         LittleBitConfig,
@@ -42,7 +43,7 @@ def littlebit2_model(
         save_compressed,
         token_blocks,
     )
-    from tasks.one_model import one_model_at_a_time
+    from tasks.load_model import load_causal_lm
     from tasks.quiet import quiet_progress
 
     parts = out / PARTS
@@ -58,15 +59,7 @@ def littlebit2_model(
         seed=seed,
     )
 
-    def load(dtype: Any) -> Any:
-        with one_model_at_a_time, quiet_progress():
-            return AutoModelForCausalLM.from_pretrained(
-                str(model), dtype=dtype, use_safetensors=True, trust_remote_code=False, local_files_only=True
-            )
-
-    import torch
-
-    student = load("auto")
+    student = load_causal_lm(model)
     stored = student.dtype
     student = student.float()
     with progress_bar(f"{recipe.label} layers", "layer") as on_layer:
@@ -80,7 +73,7 @@ def littlebit2_model(
         tokenizer = AutoTokenizer.from_pretrained(str(model), trust_remote_code=False, local_files_only=True)
         tokens = token_blocks(tokenizer, text_documents(calibration), recipe.distill_length)
         steps = max(1, recipe.distill_tokens // (recipe.distill_batch * recipe.distill_length))
-        teacher = load(torch.float32).requires_grad_(False)
+        teacher = load_causal_lm(model, torch.float32).requires_grad_(False)
         with progress_bar(f"{recipe.label} distillation", "step") as on_step:
             history = distill(
                 student,

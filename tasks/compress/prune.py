@@ -34,11 +34,11 @@ def prune_model(
     their own format.
     """
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer
 
     from methods.common.dtype import fast_dtype
     from methods.pruning_representations import magnitude, sample_sequences, sparsegpt, wanda
-    from tasks.one_model import one_model_at_a_time
+    from tasks.load_model import load_causal_lm
     from tasks.quiet import quiet_progress
 
     started = time.perf_counter()
@@ -55,10 +55,7 @@ def prune_model(
             seed=seed,
         )
         facts["calibration_sequences_used"] = len(tokens)
-    with one_model_at_a_time, quiet_progress():
-        loaded = AutoModelForCausalLM.from_pretrained(
-            str(model), dtype="auto", use_safetensors=True, trust_remote_code=False, local_files_only=True
-        )
+    loaded = load_causal_lm(model)
     loaded_at = time.perf_counter()
     common: dict[str, Any] = {"sparsity": recipe.sparsity, "pattern": recipe.pattern}
     if isinstance(recipe, PruneRecipe):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from methods.common.errors import DataError
+from tasks.load_model import load_causal_lm
 from tasks.one_model import one_model_at_a_time
 from tasks.prepare.models import (
     check_model_folder,
@@ -63,7 +64,7 @@ def load_candidate(model: Path, base: Path | None, dtype: Any) -> tuple[Any, Any
         DataError: as `check_candidate`, and weights that hold NaN or infinity (names the tensor).
     """
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer
 
     check_candidate(model, base)
     adapter = is_adapter(model)
@@ -73,9 +74,7 @@ def load_candidate(model: Path, base: Path | None, dtype: Any) -> tuple[Any, Any
 
         register()
     with one_model_at_a_time, quiet_progress():
-        loaded = AutoModelForCausalLM.from_pretrained(
-            str(full), dtype=torch.float32 if adapter else dtype, use_safetensors=True, local_files_only=True
-        )
+        loaded = load_causal_lm(full, torch.float32 if adapter else dtype)
         tokenizer = AutoTokenizer.from_pretrained(str(full), local_files_only=True)
         if adapter:
             loaded = _with_adapter(loaded, model).to(dtype)

@@ -17,6 +17,8 @@ from methods.common.errors import ConfigError, NumericalError
 from methods.common.safetensors_stream import StreamWriter, read_header
 from methods.merge_early_stop.merge import copy_companions
 from methods.merge_early_stop.sources import FileTensors
+from tasks.file_names import shares_memory, weights_in_file
+from tasks.load_model import load_causal_lm
 from tasks.merge.built_in import BuiltIn
 from tasks.merge.config import MergeSettings
 from tasks.merge.experts import check_experts
@@ -26,10 +28,10 @@ from tasks.one_model import one_model_at_a_time
 from tasks.prepare.models import check_model_folder
 from tasks.reference import Reference
 from tasks.train.expert_folder import drop_records
-from tasks.train.loading import load_model, load_tokenizer, weights_digest
+from tasks.train.loading import load_tokenizer, weights_digest
 
 RECORD = "merge.json"
-STAGING = ".merged"
+STAGING, TRIAL = ".merged", ".trial"
 
 
 def merge_candidate(
@@ -66,7 +68,8 @@ def merge_candidate(
     work = merge_method(method)
     found = check_experts(folder, weights_digest(folder), experts)
     job = MergeJob(folder, found, tasks.expect("tasks", "data"), settings)
-    shutil.rmtree(out / STAGING, ignore_errors=True)
+    for left in (STAGING, TRIAL):
+        shutil.rmtree(out / left, ignore_errors=True)
     tokenizer = load_tokenizer(folder)
     selector = Selector(job.tasks, tokenizer, settings)
 
@@ -74,7 +77,7 @@ def merge_candidate(
         dtype = resolve_dtype(settings.dtype, compute_device())
         vector = work.vector(job, dtype) if isinstance(work, BuiltIn) else _checked(work, job, method)
         ready = time.perf_counter()
-        rows = _search(job, vector, work.tuned, selector, dtype, (base.digest, tasks.digest))
+        rows = _search(job, vector, work.tuned, selector, dtype, (base.digest, tasks.digest), out / TRIAL)
     searched = time.perf_counter()
     # The smallest coefficient wins a tie: it is nearest to the base.
     best = max(rows[1:], key=lambda row: (row["select_score"], -row["coefficient"]))
@@ -112,13 +115,14 @@ def _search(
     selector: Selector,
     dtype: torch.dtype,
     digests: tuple[str, ...],
+    scratch: Path,
 ) -> list[dict[str, Any]]:
     """A row a coefficient, the base first."""
-    model = load_model(job.base, dtype).to(compute_device())
+    model = load_causal_lm(job.base, dtype).to(compute_device())
     settings = job.settings
     limits = (settings.objective, settings.select_examples, settings.max_length, settings.batch_tokens, dtype)
     unchanged = base_scores((*digests, *map(str, limits)), selector, model)
-    set_coefficient = live_merge(job.base, vector, model)
+    set_coefficient = live_merge(job.base, vector, model, scratch)
     rows = [{"coefficient": 0.0, "select_score": selector.mean(unchanged, unchanged), **_table(unchanged)}]
     for coefficient in settings.coefficients if tuned else (1.0,):
         set_coefficient(coefficient)
@@ -139,25 +143,53 @@ def _table(scores: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def live_merge(base: Path, vector: Mapping[str, Tensor], model: Any) -> Callable[[float], None]:
+def live_merge(
+    base: Path, vector: Mapping[str, Tensor], model: Any, scratch: Path
+) -> Callable[[float], None]:
     """A function that sets the live model's weights to base + coefficient * vector, always from the base's file.
 
+    Args:
+        base: the folder that the model was loaded from.
+        vector: by the names in the base's files.
+        model: changed in place.
+        scratch: a folder that may be made and removed, for models whose file has another layout than the live model.
+
     Raises:
-        ConfigError: the vector has a tensor that the model lacks, or of another shape.
+        ConfigError: the vector has a tensor that the base lacks, or of another shape.
     """
     origin = FileTensors(base)
-    live = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers())
     for name, change in vector.items():
-        if name not in origin.shapes or name not in live or change.shape != live[name].shape:
+        if tuple(change.shape) != origin.shapes.get(name):
             raise ConfigError(
                 f"the merged vector has {name} {tuple(change.shape)}, which the base does not have"
             )
+    live = weights_in_file(model, origin.shapes, base)
+    if any(name in live and not shares_memory(model, live[name]) for name in vector):
+        return _reloading_merge(base, vector, model, scratch)
 
     @torch.no_grad()
     def set_coefficient(coefficient: float) -> None:
         for name, change in vector.items():
-            value = origin.read(name).reshape(change.shape).float().add_(change, alpha=coefficient)
-            live[name].copy_(value)
+            if name in live:
+                value = origin.read(name).reshape(change.shape).float().add_(change, alpha=coefficient)
+                live[name].copy_(value)
+
+    return set_coefficient
+
+
+def _reloading_merge(
+    base: Path, vector: Mapping[str, Tensor], model: Any, scratch: Path
+) -> Callable[[float], None]:
+    """As `live_merge`, by way of a model folder: transformers alone knows how the file becomes the live model."""
+
+    @torch.no_grad()
+    def set_coefficient(coefficient: float) -> None:
+        shutil.rmtree(scratch, ignore_errors=True)
+        write_vector(base, vector, coefficient, scratch, None)
+        try:
+            model.load_state_dict(load_causal_lm(scratch, model.dtype).state_dict())
+        finally:
+            shutil.rmtree(scratch)
 
     return set_coefficient
 

@@ -85,13 +85,9 @@ class TextGenerator:
     """What `mlflow.pyfunc.load_model` returns for a registered model: prompts in, greedy continuations out."""
 
     def __init__(self, folder: Path) -> None:
-        from transformers import AutoModelForCausalLM, AutoTokenizer
+        from tasks.evaluate.loading import load_candidate
 
-        from tasks.evaluate.loading import check_candidate
-
-        check_candidate(folder, None)  # makes models with dropped sublayers known to transformers
-        self.tokenizer = AutoTokenizer.from_pretrained(folder)
-        self.model = AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True)
+        self.model, self.tokenizer = load_candidate(folder, None, "auto")
 
     def predict(self, prompts: Sequence[str], params: Mapping[str, Any] | None = None) -> list[str]:
         """Greedy continuations of at most `max_new_tokens` (default 32) tokens."""

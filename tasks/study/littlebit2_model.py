@@ -16,13 +16,12 @@ logger = logging.getLogger("seedloom")
 def measure_model(out: Path, *, settings: ModelStudy, model: Reference, text: Reference) -> dict[str, Any]:
     """The model compressed and distilled from each initialisation, and its peers; `out/<method>` are packed folders."""
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer
 
     from methods.littlebit2.distillation import token_blocks
     from methods.littlebit2.study_model import ModelPlan, distilled_rows, peer_rows
     from tasks.compress.prune import progress_bar, text_documents
-    from tasks.one_model import one_model_at_a_time
-    from tasks.quiet import quiet_progress
+    from tasks.load_model import load_causal_lm
 
     parts = Parts(out / ROWS)
     tokenizer = AutoTokenizer.from_pretrained(str(model.path), local_files_only=True)
@@ -30,10 +29,7 @@ def measure_model(out: Path, *, settings: ModelStudy, model: Reference, text: Re
     heldout = token_blocks(tokenizer, text_documents(text.path), settings.length, settings.scored_tokens)
 
     def load() -> Any:
-        with one_model_at_a_time, quiet_progress():
-            return AutoModelForCausalLM.from_pretrained(
-                str(model.path), dtype=torch.float32, use_safetensors=True, local_files_only=True
-            ).eval()
+        return load_causal_lm(model.path, torch.float32)
 
     plan = ModelPlan(
         bpp=settings.bpp,

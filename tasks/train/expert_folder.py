@@ -12,6 +12,8 @@ from safetensors.torch import save_file
 
 from methods.common.safetensors_stream import StreamWriter, folder_tensors, read_header
 from methods.merge_early_stop.merge import copy_companions
+from methods.merge_early_stop.sources import FileTensors
+from tasks.file_names import weights_in_file
 
 RECORDS = ("expert.json", "stop.json", "merge.json", "merge_info.json", "compression.json")
 
@@ -45,17 +47,33 @@ def write_adapter(model: Any, out: Path) -> None:
 
 
 def write_full_model(model: Any, base: Path, out: Path) -> None:
-    """A model folder with the base's files, names and types; only the weights differ."""
-    live = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers())
+    """A model folder with the base's files, names and types; only the weights differ.
+
+    Raises:
+        DataError: see `weights_in_file`.
+    """
     infos = folder_tensors(base)
+    live = weights_in_file(model, {name: info.shape for name, info in infos.items()}, base)
+    origin = FileTensors(base)
     for file in dict.fromkeys(info.file for info in infos.values()):
         held = {name: info for name, info in infos.items() if info.file == file}
         declared = {name: (info.dtype, info.shape) for name, info in held.items()}
         with StreamWriter(out / file.name, declared, read_header(file)[1] or {"format": "pt"}) as writer:
             for name, info in held.items():
-                writer.write(name, live[name].detach().cpu().to(info.dtype))
+                # What transformers passes over when it loads the model (old buffers) stays as it is.
+                value = live[name].detach().cpu() if name in live else origin.read(name)
+                writer.write(name, value.to(info.dtype))
     copy_companions(base, out)
     drop_records(out)
+
+
+def check_writable(model: Any, base: Path) -> None:
+    """Refuse, before it is trained, a model that `write_full_model` could not write.
+
+    Raises:
+        DataError: see `weights_in_file`.
+    """
+    weights_in_file(model, {name: info.shape for name, info in folder_tensors(base).items()}, base)
 
 
 def _public_name(name: str | None) -> str | None:

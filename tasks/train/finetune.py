@@ -39,6 +39,7 @@ from methods.merge_early_stop import (
     MergeEarlyStoppingCallback,
     latest_resumable_checkpoint,
 )
+from tasks.load_model import load_causal_lm
 from tasks.one_model import one_model_at_a_time
 from tasks.prepare.models import check_model_folder
 from tasks.reference import Reference
@@ -52,8 +53,8 @@ from tasks.train.examples import (
     collate,
     training_examples,
 )
-from tasks.train.expert_folder import write_adapter, write_full_model, write_json
-from tasks.train.loading import load_model, load_split, load_tokenizer, weights_digest
+from tasks.train.expert_folder import check_writable, write_adapter, write_full_model, write_json
+from tasks.train.loading import load_split, load_tokenizer, weights_digest
 from tasks.train.quiet_trainer import no_chatter, quieten
 from tasks.train.trace import Row, write_trace
 
@@ -299,10 +300,11 @@ def _trainable_model(folder: Path, settings: FinetuneSettings, longest: int) -> 
     """The model to train on rows of up to `longest` tokens, and whether it computes in bfloat16."""
     dtype = resolve_dtype(settings.dtype, compute_device())
     full = settings.adapter == "full"
-    model = load_model(folder, torch.float32 if full else dtype)
+    model = load_causal_lm(folder, torch.float32 if full else dtype)
     if compute_device().type == "cpu" and longest <= EAGER_TOKENS:
         model.set_attn_implementation("eager")
     if full:
+        check_writable(model, folder)
         return model, dtype == torch.bfloat16
     from peft import LoraConfig, TaskType, get_peft_model
 

@@ -1,4 +1,4 @@
-"""Model folders into memory, without a word on the terminal and without foreign code."""
+"""Tokenizers and parts of task sets into memory, and the digest of a model's weights."""
 
 from __future__ import annotations
 
@@ -6,28 +6,8 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from methods.common.errors import DataError
-from tasks.one_model import one_model_at_a_time
-from tasks.quiet import quiet_progress
-
-
-def load_model(folder: Path, dtype: torch.dtype) -> Any:
-    """A causal language model in eval mode on the CPU; safetensors only.
-
-    Raises:
-        DataError: it cannot be loaded.
-    """
-    from transformers import AutoModelForCausalLM
-
-    try:
-        with one_model_at_a_time, quiet_progress():
-            return AutoModelForCausalLM.from_pretrained(
-                folder, dtype=dtype, use_safetensors=True, trust_remote_code=False, local_files_only=True
-            )
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise DataError(f"model {folder.name}: cannot be loaded ({_first_line(error)})") from error
+from tasks.load_model import first_line
 
 
 def load_tokenizer(folder: Path) -> Any:
@@ -37,7 +17,7 @@ def load_tokenizer(folder: Path) -> Any:
     try:
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"tokenizer of {folder.name}: cannot be loaded ({_first_line(error)})") from error
+        raise DataError(f"tokenizer of {folder.name}: cannot be loaded ({first_line(error)})") from error
 
 
 def weights_digest(folder: Path) -> str:
@@ -63,14 +43,10 @@ def load_split(folder: Path, part: str) -> list[dict[str, Any]]:
     try:
         data = load_from_disk(str(place))
     except Exception as error:
-        raise DataError(f"task {folder.name}: the part {part!r} is damaged ({_first_line(error)})") from error
+        raise DataError(f"task {folder.name}: the part {part!r} is damaged ({first_line(error)})") from error
     if not isinstance(data, Dataset) or not {"context", "choices", "gold"} <= set(data.column_names):
         raise DataError(f"task {folder.name}: the part {part!r} lacks the columns context, choices, gold")
     rows: list[dict[str, Any]] = data.to_list()
     if not rows:
         raise DataError(f"task {folder.name}: the part {part!r} is empty; prepare more examples")
     return rows
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

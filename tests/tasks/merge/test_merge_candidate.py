@@ -11,13 +11,14 @@ from safetensors.torch import load_file
 
 from methods.common.errors import ConfigError, NumericalError
 from methods.merge_early_stop import task_vector
+from tasks.load_model import load_causal_lm
 from tasks.merge import methods
 from tasks.merge.candidates import live_merge, merge_candidate, write_vector
 from tasks.merge.config import MergeSettings
 from tasks.merge.methods import MergeJob, MergeMethod
 from tasks.merge.select import Selector, TaskScore
 from tasks.reference import Reference, reference_to
-from tasks.train.loading import load_model, load_tokenizer
+from tasks.train.loading import load_tokenizer
 
 SETTINGS = MergeSettings(coefficients=(0.4, 0.7, 1.0), dtype="float32", select_examples=16)
 
@@ -67,7 +68,7 @@ def test_the_best_coefficient_of_the_select_parts_is_written(
 
 def test_it_is_an_ordinary_model_folder(merged: tuple, base: Path) -> None:
     out, summary = merged
-    load_model(out, torch.float32)
+    load_causal_lm(out, torch.float32)
     assert (out / "tokenizer.json").read_bytes() == (base / "tokenizer.json").read_bytes()
     assert (out / "generation_config.json").is_file()
     assert not (out / "expert.json").exists()
@@ -79,7 +80,10 @@ def test_it_is_an_ordinary_model_folder(merged: tuple, base: Path) -> None:
 def test_the_search_scores_the_model_that_is_written(merged: tuple, base: Path, tasks: Path) -> None:
     out, summary = merged
     selector = Selector(tasks, load_tokenizer(base), SETTINGS)
-    unchanged, found = selector(load_model(base, torch.float32)), selector(load_model(out, torch.float32))
+    unchanged, found = (
+        selector(load_causal_lm(base, torch.float32)),
+        selector(load_causal_lm(out, torch.float32)),
+    )
     assert selector.mean(found, unchanged) == pytest.approx(summary["select_score"], abs=1e-5)
 
 
@@ -190,16 +194,18 @@ def test_another_type_on_disk(
     assert config.get("dtype", config.get("torch_dtype")) == save_dtype
 
 
-def test_a_live_merge_starts_from_the_base_each_time(base: Path, experts: dict[str, Path]) -> None:
-    model = load_model(base, torch.float32)
+def test_a_live_merge_starts_from_the_base_each_time(
+    base: Path, experts: dict[str, Path], tmp_path: Path
+) -> None:
+    model = load_causal_lm(base, torch.float32)
     vector = task_vector(base, experts["toy0"])
-    set_coefficient = live_merge(base, vector, model)
+    set_coefficient = live_merge(base, vector, model, tmp_path / "scratch")
     set_coefficient(1.0)
     set_coefficient(0.0)
     for name, old in weights(base).items():
         assert torch.equal(dict(model.named_parameters())[name], old)
     with pytest.raises(ConfigError, match=r"lm_body\.weight"):
-        live_merge(base, {"lm_body.weight": torch.zeros(2)}, model)
+        live_merge(base, {"lm_body.weight": torch.zeros(2)}, model, tmp_path / "scratch")
 
 
 class Halves:
@@ -246,7 +252,7 @@ def test_another_package_plugs_in_a_method(
     change = task_vector(base, experts["toy0"])[name] / 2
     expected = weights(base)[name] + summary["coefficient"] * change
     assert torch.allclose(weights(tmp_path / "out")[name], expected, atol=1e-6)
-    load_model(tmp_path / "out", torch.float32)
+    load_causal_lm(tmp_path / "out", torch.float32)
     with pytest.raises(NumericalError, match="broken"):
         merge(tmp_path / "nan", base, experts.values(), tasks, "broken")
     for wrong, words in (("absent", "no numpy"), ("odd", "tuned"), ("nothing", "known are average")):

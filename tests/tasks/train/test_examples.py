@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from methods.common.errors import DataError
+from tasks.load_model import load_causal_lm
 from tasks.train.examples import (
     MEGA_BATCH,
     OrderedExamples,
@@ -15,7 +16,7 @@ from tasks.train.examples import (
     collate,
     training_examples,
 )
-from tasks.train.loading import load_model, load_tokenizer
+from tasks.train.loading import load_tokenizer
 
 ROWS = [
     {"context": "the apple is", "choices": [" green", " red and black"], "gold": 1},
@@ -75,7 +76,7 @@ def test_fewer_examples_than_a_batch() -> None:
 
 
 def test_the_loss_is_that_of_transformers_over_the_answers(base: Path, tokenizer: Any) -> None:
-    model = load_model(base, torch.float32)
+    model = load_causal_lm(base, torch.float32)
     examples = training_examples(tokenizer, ROWS, max_length=64, learn_end="auto")
     loss = answer_loss(model, collate(examples))
     total = count = 0.0

@@ -9,10 +9,11 @@ import torch
 
 from methods.common.choice_scoring import ChoiceScorer, encode_rows
 from methods.common.errors import DataError, NumericalError
+from tasks.load_model import load_causal_lm
 from tasks.reference import reference_to
 from tasks.train.config import FinetuneSettings
 from tasks.train.finetune import finetune
-from tasks.train.loading import load_model, load_split, load_tokenizer, weights_digest
+from tasks.train.loading import load_split, load_tokenizer, weights_digest
 from tasks.train.trace import read_trace
 
 FAST = FinetuneSettings(
@@ -59,8 +60,8 @@ def expert(
 def test_the_expert_beats_the_base_on_its_task(expert: tuple, base: Path, tasks: Path) -> None:
     from peft import PeftModel
 
-    before = test_accuracy(load_model(base, torch.float32), base, tasks / "toy1")
-    adapted = PeftModel.from_pretrained(load_model(base, torch.float32), str(expert[0]))
+    before = test_accuracy(load_causal_lm(base, torch.float32), base, tasks / "toy1")
+    adapted = PeftModel.from_pretrained(load_causal_lm(base, torch.float32), str(expert[0]))
     after = test_accuracy(adapted, base, tasks / "toy1")
     assert after >= before + 0.2
 
@@ -165,8 +166,8 @@ def test_a_full_fine_tune_is_a_model_folder(base: Path, tasks: Path, tmp_path: P
     }
     assert not torch.equal(before["model.embed_tokens.weight"], after["model.embed_tokens.weight"])
     assert (out / "tokenizer.json").read_bytes() == (base / "tokenizer.json").read_bytes()
-    accuracy = test_accuracy(load_model(out, torch.float32), out, tasks / "toy0")
-    assert accuracy > test_accuracy(load_model(base, torch.float32), base, tasks / "toy0")
+    accuracy = test_accuracy(load_causal_lm(out, torch.float32), out, tasks / "toy0")
+    assert accuracy > test_accuracy(load_causal_lm(base, torch.float32), base, tasks / "toy0")
     assert summary["adapter"] == "full"
 
 
