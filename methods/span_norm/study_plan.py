@@ -41,7 +41,8 @@ class Plan:
     seeds: Sequence[int]
     grid_seeds: Sequence[int]
     base: Run
-    full: bool = False
+    every: bool = False  # every candidate in the part `rates`, not the contenders alone
+    full: bool = False  # and the dense grid of rates
 
 
 def runs_of(part: str, plan: Plan) -> list[Run]:
@@ -54,12 +55,13 @@ def runs_of(part: str, plan: Plan) -> list[Run]:
             for s, i in NAMED
         ]
     if part == "rates":
-        rates = GRID if plan.full else plan.rates[1:]
+        candidates = EVERY if plan.every or plan.full else CONTENDERS
         return [
             replace(base, scheme=s, init=i, rate=rate, seed=seed)
             for seed in plan.grid_seeds
-            for rate in rates
-            for s, i in (EVERY if plan.full else CONTENDERS)
+            for rate in (GRID if plan.full else plan.rates)
+            for s, i in candidates
+            if plan.full or rate != moderate or (s, i) not in NAMED  # those stand in `moderate`
         ]
     if part == "range":
         # SpanNorm as it is, with one thing changed at a time, and PreNorm for comparison.

@@ -84,8 +84,14 @@ def plan_of(config: SpanNormStudy) -> Plan:
         batch=config.batch,
         context=config.context,
     )
-    full = config.profile == "full"
-    return Plan(config.rates, config.seeds, config.grid_seeds, base, full)
+    return Plan(
+        config.rates,
+        config.seeds,
+        config.grid_seeds,
+        base,
+        every=config.candidates == "all",
+        full=config.profile == "full",
+    )
 
 
 @step("study-span-norm-start", kind="report", version=VERSION, timeout_seconds=24 * 3600)

@@ -34,6 +34,10 @@ class SpanNormStudy(Config):
         min_length=1,
         description="Peak learning rates, the moderate one first; full takes a grid in steps of 1.41",
     )
+    candidates: Literal["contenders", "all"] = Field(
+        "contenders",
+        description="Who is trained at the other rates: SpanNorm and PreNorm (scaled and not), or every placement",
+    )
     seeds: tuple[int, ...] = Field(
         (0, 1, 2, 3, 4), min_length=3, description="Seeds of weights and order at the moderate rate"
     )

@@ -115,6 +115,15 @@ def test_the_default_plan() -> None:
     assert set(NAMED) == both
 
 
+def test_every_placement_can_be_added_without_training_twice() -> None:
+    runs = runs_of("rates", replace(PLAN, every=True))
+    moderate = runs_of("moderate", PLAN)
+    assert len({(r.scheme, r.init, r.rate, r.seed) for r in runs + moderate}) == len(runs) + len(moderate)
+    for scheme, init in EVERY:
+        found = {r.rate for r in runs + moderate if (r.scheme, r.init) == (scheme, init)}
+        assert found == {2e-3, 4e-3, 8e-3}
+
+
 def test_the_full_plan_tunes_the_rate_of_every_candidate_alike() -> None:
     runs = runs_of("rates", replace(PLAN, full=True))
     for scheme, init in EVERY:
