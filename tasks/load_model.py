@@ -39,7 +39,7 @@ def load_causal_lm(folder: Path, dtype: Any = "auto") -> Any:
 
     try:
         with one_model_at_a_time, quiet_progress():
-            loaded: tuple[Any, dict[str, Any]] = AutoModelForCausalLM.from_pretrained(
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
                 str(folder),
                 dtype=dtype,
                 use_safetensors=True,
