@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -22,6 +22,8 @@ from methods.common.errors import DataError
 CONFIG_FILE = "adapter_config.json"
 _PREFIX = "base_model.model."
 _FACTOR = re.compile(r"^(?P<module>.+)\.lora_(?:embedding_)?(?P<side>[AB])(?:\.default)?(?:\.weight)?$")
+_HEAD = re.compile(r"(^|\.)(lm_head|embed_out|output_layer|decoder\.weight$)")
+_EMBEDDING = re.compile(r"(^|\.)(embed_tokens|embed_in|wte|word_embeddings|tok_embeddings)\.weight$")
 # settings that change what the adapter computes; each has one value that means "off"
 _MUST_BE_OFF = (
     "use_dora", "lora_bias", "use_qalora", "target_parameters", "alora_invocation_tokens",
@@ -166,6 +168,9 @@ def factors(
             lost.append(f"{module} {tuple(b.shape)} x {tuple(a.shape)} for {base[weight]}")
         else:
             result[weight] = made
+    heads = [name for name in lost if _HEAD.search(name)]
+    if heads and not any(_HEAD.search(name) for name in base):
+        refuse_tied(label, heads[0])
     if lost or not (result or whole):
         what = (
             f"{len(lost)} tensors do not fit the base: {', '.join(lost[:5])}"
@@ -174,6 +179,34 @@ def factors(
         )
         raise DataError(f"adapter {label}: {what}; give the base that it was trained on")
     return result, whole
+
+
+def refuse_tied(label: str, name: str) -> NoReturn:
+    """One of two layers that share a weight is changed: what comes out is no longer a model of the base's layout."""
+    raise DataError(
+        f"adapter {label}: {name} is trained as a whole or apart, and the base ties its embedding and output layer; "
+        "untie them before training, or merge the adapter into its base first (peft) and give the whole model"
+    )
+
+
+def ties_embedding(config: Mapping[str, Any], names: Collection[str]) -> bool:
+    """Whether a language model's file holds one weight for the embedding and the output layer.
+
+    Args:
+        config: of the model.
+        names: of the file's tensors.
+    """
+    if any(_HEAD.search(name) for name in names):
+        return False
+    classes = config.get("architectures")
+    if isinstance(classes, list) and classes:
+        return any(re.search("CausalLM|LMHead|MaskedLM|Generation", str(item)) for item in classes)
+    return bool(config.get("tie_word_embeddings"))
+
+
+def is_embedding(name: str) -> bool:
+    """Whether a tensor is the embedding of the tokens, by its name."""
+    return bool(_EMBEDDING.search(name))
 
 
 def _orient(a: Tensor, b: Tensor, scale: float, shape: tuple[int, ...], transposed: bool) -> Factors | None:

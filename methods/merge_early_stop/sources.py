@@ -6,6 +6,7 @@ safetensors, or a PEFT adapter folder. Nothing is unpickled; no model code is lo
 
 from __future__ import annotations
 
+import json
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,6 +31,7 @@ class Tensors(Protocol):
     shapes: dict[str, tuple[int, ...]]
     dtypes: dict[str, torch.dtype]
     aliases: dict[str, str]  # a tied weight's other names -> the one under which it stands in `shapes`
+    tied: bool  # whether the embedding is also the output layer although only one of them stands in `shapes`
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> Tensor: ...
 
@@ -54,6 +56,7 @@ class HeldTensors:
                 self.state[name] = value.detach()
         self.shapes = {n: tuple(v.shape) for n, v in self.state.items()}
         self.dtypes = {n: v.dtype for n, v in self.state.items()}
+        self.tied = any(adapters.is_embedding(n) for pair in self.aliases.items() for n in pair)
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> Tensor:
         return self.state[name].reshape(-1)[start:stop].cpu()
@@ -65,6 +68,8 @@ class FileTensors:
     def __init__(self, path: Path, stem: str = "model") -> None:
         self.infos = read_header(path)[0] if path.is_file() else folder_tensors(path, stem)
         self.aliases: dict[str, str] = {}
+        config = path / "config.json"
+        self.tied = config.is_file() and adapters.ties_embedding(_json(config), self.infos)
         self.shapes = {n: i.shape for n, i in self.infos.items()}
         self.dtypes = {n: i.dtype for n, i in self.infos.items()}
         self._reader = RangeReader()
@@ -144,6 +149,12 @@ class AdapterExpert:
             config, tensors.shapes, lambda n: tensors.read(n).reshape(tensors.shapes[n]), base.shapes, label
         )
 
+        # A trained embedding leaves the tied output layer behind, as it was.
+        trained = self.whole.keys() - self.factors.keys() if base.tied else ()
+        alone = sorted(name for name in trained if adapters.is_embedding(name))
+        if alone:
+            adapters.refuse_tied(label, alone[0])
+
     def touches(self, name: str) -> bool:
         return name in self.factors or name in self.whole
 
@@ -169,6 +180,14 @@ def open_expert(
         adapters.check_config(config, label)
         return AdapterExpert(config, FileTensors(Path(model), "adapter_model"), base, label)
     return FullExpert(open_tensors(model), base, label, exclude)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: is not valid JSON; save the model again") from error
+    return content if isinstance(content, dict) else {}
 
 
 def matches(name: str, patterns: Sequence[str]) -> bool:

@@ -320,6 +320,47 @@ def test_a_real_dora_adapter_and_a_foreign_base_are_refused(tmp_path: Path) -> N
         merge(tmp_path / "a", [tmp_path / "a"], out=tmp_path / "o")
 
 
+@pytest.mark.parametrize("live", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"modules_to_save": ["embed_tokens"]},
+        {"modules_to_save": ["lm_head"]},
+        {"modules_to_save": ["embed_tokens", "lm_head"]},
+        {"target_modules": ["q_proj", "lm_head"]},
+    ],
+    ids=str,
+)
+def test_an_adapter_that_parts_tied_layers_is_refused(
+    tmp_path: Path, options: dict[str, object], live: bool
+) -> None:
+    base = llama(0)
+    base.save_pretrained(tmp_path / "base")
+    made = adapter(base, 1, **options)
+    made.save_pretrained(tmp_path / "a")
+    with pytest.raises(DataError, match=r"adapter .*the base ties its embedding and output layer; [^\n]*$"):
+        task_vector(base, made) if live else task_vector(tmp_path / "base", tmp_path / "a")
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_an_adapted_embedding_is_merged_as_peft_does(tmp_path: Path, tied: bool) -> None:
+    base = llama(0, tied=tied)
+    base.save_pretrained(tmp_path / "base")
+    options = (
+        {"target_modules": ["embed_tokens", "q_proj"]} if tied else {"modules_to_save": ["embed_tokens"]}
+    )
+    made = adapter(base, 1, **options)
+    if not tied:
+        with torch.no_grad():
+            made.base_model.model.model.embed_tokens.modules_to_save["default"].weight.add_(1.0)
+    made.save_pretrained(tmp_path / "a")
+    merge(tmp_path / "base", [tmp_path / "a"], "task_arithmetic", lambda_=1.0, out=tmp_path / "out")
+    tokens = torch.arange(6).view(1, 6)
+    theirs = PeftModel.from_pretrained(llama(0, tied=tied), tmp_path / "a").merge_and_unload()(tokens).logits
+    ours = LlamaForCausalLM.from_pretrained(tmp_path / "out")(tokens).logits
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
+
+
 # ---- refusals
 # ------------------------------------------------------------------------------------------------------
 
