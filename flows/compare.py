@@ -20,6 +20,7 @@ from tasks.tracking import PARENT_TAG, by_stage, client_for, compare_page, ui_ad
 
 RECENT = 5
 COLUMNS = 8
+SPLITS = ("test/", "select/", "stop/")
 
 
 def compare(names: Sequence[str]) -> None:
@@ -133,12 +134,10 @@ def report_table(client: MlflowClient, parent: Run) -> list[dict[str, str]]:
 
 
 def main_scores(candidates: Sequence[Run]) -> list[str]:
-    """The metrics worth a column: scores of the test part first, no errors of the mean and no times."""
+    """The metrics worth a column: means over tasks first, then tasks; no errors of the mean and no times."""
     names = sorted({name for run in candidates for name in run.data.metrics})
     names = [n for n in names if not re.search(r"(_stderr|_low|_high)$|^(time|train|stop|system)/", n)]
-    return sorted(names, key=lambda name: (not name.startswith("test/mean/"), not name.startswith("test/")))[
-        :COLUMNS
-    ]
+    return sorted(names, key=lambda name: ("/mean/" not in name, not name.startswith(SPLITS)))[:COLUMNS]
 
 
 def scores(run: Run, names: Sequence[str]) -> dict[str, str]:

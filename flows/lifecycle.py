@@ -5,7 +5,6 @@ from prefect import flow
 from flows.lifecycle_config import LifecycleConfig
 from flows.pipeline import open_run
 from flows.stages import (
-    best_on_select,
     compress_model,
     evaluate_candidates,
     merge_experts,
@@ -14,7 +13,7 @@ from flows.stages import (
     train_experts,
 )
 from flows.task_runner import task_runner
-from tasks.candidates import Candidate
+from tasks.candidates import Candidate, best_on_select
 from tasks.compress.compress import check_compression
 from tasks.prepare.steps import check_sources
 from tasks.report.publish import Report
@@ -38,8 +37,9 @@ def lifecycle(config: LifecycleConfig = LifecycleConfig()) -> Report:
         check_compression(config.compress.recipes, base.path)  # before hours of training
         experts = train_experts(ctx, config.finetune, base, tasks)
         merges = merge_experts(ctx, config.merge, base, experts, tasks)
-        compressed = compress_model(ctx, config.compress, best_on_select(merges), prepared.calibration)
         original = Candidate(name="base", stage="base", method="given", reference=base)
+        best = best_on_select(merges, original) or original
+        compressed = compress_model(ctx, config.compress, best, prepared.calibration)
         candidates = [original, *experts, *merges, *compressed]
         scores = evaluate_candidates(ctx, config.evaluate, candidates, base, tasks, prepared.text)
         return publish_comparison(ctx, "Lifecycle", config.report, candidates, scores)

@@ -5,10 +5,10 @@ from pathlib import Path
 from prefect import flow
 
 from flows.pipeline import open_run
-from flows.stages import best_on_select, existing, given_candidates, merge_experts
+from flows.stages import GIVEN, existing, given_candidates, merge_experts
 from flows.steps_config import MergeConfig
 from flows.task_runner import task_runner
-from tasks.candidates import save_candidates
+from tasks.candidates import Candidate, best_on_select, save_candidates
 from tasks.output_folder import check_output
 from tasks.report.publish import Report, publish, report_folder
 from tasks.report.summaries import candidates_table
@@ -34,7 +34,10 @@ def merge(config: MergeConfig = MergeConfig()) -> Report:
         merged = merge_experts(ctx, config, base, given_candidates(config.experts), tasks)
         output = save_candidates(merged, Path(config.output))
         shown, metrics = candidates_table(merged)
-        best = best_on_select(merged).name
+        best = best_on_select(merged, Candidate(name="base", stage="base", method=GIVEN, reference=base))
+        chosen = (
+            "No merge beats the base" if best is None or best.stage == "base" else f"Best: `{best.name}`,"
+        )
         return publish(
             ctx,
             "Merges",
@@ -44,6 +47,6 @@ def merge(config: MergeConfig = MergeConfig()) -> Report:
             {},
             {},
             [],
-            best=best,
-            notes=f"Best on the select parts: `{best}`. Written to `{output}`.",
+            best=best.name if best else "",
+            notes=f"{chosen} on the select parts. Written to `{output}`.",
         )

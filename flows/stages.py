@@ -48,6 +48,8 @@ from tasks.train.config import FinetuneSettings
 from tasks.train.steps import finetune, replay_trace
 
 logger = logging.getLogger("seedloom")
+# The method of a model that somebody else made.
+GIVEN = "given"
 Group = TypeVar("Group", bound=Config)
 
 
@@ -155,10 +157,14 @@ def train_experts(
 def merge_experts(
     ctx: RunContext, settings: MergeSettings, base: Reference, experts: Sequence[Candidate], tasks: Reference
 ) -> list[Candidate]:
-    """Each method over the experts of the first stopping rule; the baseline methods over those of the others."""
+    """Each method over the experts of the first stopping rule; the baseline methods over those of the others.
+
+    Experts that were trained elsewhere belong to every rule.
+    """
     futures = []
-    for i, stopping in enumerate(dict.fromkeys(expert.method for expert in experts)):
-        group = [expert for expert in experts if expert.method == stopping]
+    rules = list(dict.fromkeys(expert.method for expert in experts if expert.method != GIVEN)) or [GIVEN]
+    for i, stopping in enumerate(rules):
+        group = [expert for expert in experts if expert.method in (stopping, GIVEN)]
         for method in settings.baseline_methods if i else settings.methods:
             label = f"merge/{method}/{stopping}" if i else f"merge/{method}"
             inputs = {
@@ -173,11 +179,6 @@ def merge_experts(
         _candidate(label, "merge", method, future.result(), parents=tuple(e.name for e in group))
         for label, method, group, future in futures
     ]
-
-
-def best_on_select(candidates: Sequence[Candidate]) -> Candidate:
-    """The candidate whose select score is highest; the test part has no say."""
-    return max(candidates, key=lambda candidate: candidate.facts.get("select_score", float("-inf")))
 
 
 def compress_model(

@@ -116,3 +116,25 @@ def load_candidates(folder: Path) -> list[Candidate]:
             )
         found.append(candidate.model_copy(update={"reference": reference}))
     return found
+
+
+def best_on_select(candidates: Sequence[Candidate], base: Candidate | None = None) -> Candidate | None:
+    """The candidate with the highest select score; the test part has no say.
+
+    Args:
+        candidates: those without a select score are passed over.
+        base: chosen instead when no candidate beats it; a merge records the base's score as that of coefficient 0.
+
+    Returns:
+        None when no candidate has a select score.
+    """
+    scored = [c for c in candidates if "select_score" in c.facts]
+    if not scored:
+        return None
+    best = max(scored, key=lambda c: float(c.facts["select_score"]))
+    unchanged = next(
+        (row["select_score"] for row in best.facts.get("scores", ()) if not row["coefficient"]), None
+    )
+    if base is not None and unchanged is not None and best.facts["select_score"] <= unchanged:
+        return base
+    return best

@@ -3,13 +3,14 @@
 The main score of a task, `score`, is `acc_norm` for multiple choice: the share of items whose right answer has the
 highest log-likelihood per character, the usual score of such benchmarks when answers differ in length. For free text,
 where there is nothing to choose from, it is the mean over items of the probability per byte,
-exp(log-likelihood / bytes). Both lie between 0 and 1, and more is better.
+exp(log-likelihood / bytes). Both lie between 0 and 1, and more is better, but they are different things: a mean over
+tasks is taken over those with choices, and over free text only where there is nothing else.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,17 @@ def item_rows(
     return pd.DataFrame(rows)
 
 
+def main_tasks(items: pd.DataFrame) -> list[str]:
+    """The tasks over which the main score is averaged: multiple choice, or free text where there is no other."""
+    many = items.groupby("task", sort=True).choices.max() > 1
+    return [str(task) for task in (many[many] if many.any() else many).index]
+
+
+def split_of(metrics: Mapping[str, float]) -> str:
+    """The part of the task sets that an evaluation scored, from the names of its metrics."""
+    return next(name.split("/")[0] for name in metrics if name.endswith(f"/mean/{MAIN_SCORE}"))
+
+
 def write_items(items: pd.DataFrame, out: Path) -> None:
     items.to_parquet(out / ITEMS_FILE, index=False)
 
@@ -100,19 +112,22 @@ def ratio_stderr(numerators: np.ndarray, denominators: np.ndarray) -> float:
 
 
 def task_metrics(items: pd.DataFrame, split: str) -> dict[str, float]:
-    """Metrics of each task and their means over tasks, each with `_stderr`.
+    """Metrics of each task and their means over tasks, each with `_stderr`; the main score's over `main_tasks`.
 
     Accuracies are only given for multiple choice, exact match only for free text. `bits_per_byte` is of the right
     answers together: sum of bits / sum of bytes.
     """
     metrics: dict[str, float] = {}
     collected: dict[str, list[tuple[float, float]]] = {}
+    averaged = main_tasks(items)
     for task, rows in items.groupby("task", sort=True):
         many = bool((rows.choices > 1).any())
         for name in (MAIN_SCORE, *(("acc", "acc_norm") if many else ("exact_match",))):
             values = rows[name].to_numpy(float)
-            collected.setdefault(name, []).append((float(values.mean()), mean_stderr(values)))
-            _put(metrics, f"{split}/{task}/{name}", collected[name][-1])
+            found = float(values.mean()), mean_stderr(values)
+            _put(metrics, f"{split}/{task}/{name}", found)
+            if name != MAIN_SCORE or task in averaged:
+                collected.setdefault(name, []).append(found)
         bits, size = rows.bits.to_numpy(float), rows.bytes.to_numpy(float)
         collected.setdefault("bits_per_byte", []).append(
             (float(bits.sum() / size.sum()), ratio_stderr(bits, size))

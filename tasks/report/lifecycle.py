@@ -7,12 +7,14 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from tasks.candidates import Candidate
-from tasks.evaluate.items import MAIN_SCORE, read_items
+from tasks.candidates import Candidate, best_on_select
+from tasks.evaluate.items import MAIN_SCORE, main_tasks, read_items, split_of
 from tasks.report.comparison import Interval, paired_difference, score, shown_table
 from tasks.report.verdict import Verdict
 from tasks.step import StepResult
 
+# "No worse" is shown when the whole interval lies above minus this; noise alone shows nothing.
+MARGIN = 0.02
 STAGE_COLOURS = {"base": "#444444", "expert": "#1f77b4", "merge": "#2ca02c", "compressed": "#d62728"}
 
 
@@ -47,22 +49,25 @@ def compare(candidates: Sequence[Candidate], scores: Mapping[str, StepResult]) -
         scores: the evaluation of each, by name.
     """
     items = {name: read_items(result.path) for name, result in scores.items()}
-    means = {name: score(frame, MAIN_SCORE) for name, frame in items.items()}
-    best, how = _choose(candidates, means)
+    means = {name: score(frame, MAIN_SCORE, main_tasks(frame)) for name, frame in items.items()}
+    split = split_of(next(iter(scores.values())).summary["metrics"])
+    best, how = _choose(candidates, means, split)
     metrics = {c.name: dict(scores[c.name].summary["metrics"]) for c in candidates}
     for name, interval in means.items():
-        metrics[name][f"test/mean/{MAIN_SCORE}_low"] = interval.low
-        metrics[name][f"test/mean/{MAIN_SCORE}_high"] = interval.high
+        metrics[name][f"{split}/mean/{MAIN_SCORE}_low"] = interval.low
+        metrics[name][f"{split}/mean/{MAIN_SCORE}_high"] = interval.high
     frontier = _frontier(candidates, scores, means)
     curves = _stopping_curves(candidates)
     tables = {"quality_vs_size": frontier}
-    figures = {"quality_vs_size": plot_quality(frontier, _score_name(scores))}
+    figures = {"quality_vs_size": plot_quality(frontier, _score_name(next(iter(items.values()))), split)}
     if len(curves):
         tables["stopping"] = curves
         figures["stopping"] = plot_stopping(curves)
     return Comparison(
         metrics={"candidates": metrics, "best": best},
-        shown=shown_table([_row(c, scores[c.name], means[c.name], c.name == best) for c in candidates]),
+        shown=shown_table(
+            [_row(c, scores[c.name], means[c.name], c.name == best, split) for c in candidates]
+        ),
         tables=tables,
         figures=figures,
         verdicts=verdicts(candidates, items),
@@ -71,17 +76,16 @@ def compare(candidates: Sequence[Candidate], scores: Mapping[str, StepResult]) -
     )
 
 
-def _choose(candidates: Sequence[Candidate], means: Mapping[str, Interval]) -> tuple[str, str]:
-    selected = [c for c in candidates if "select_score" in c.facts and c.stage == "merge"]
-    if selected:
-        best = max(selected, key=lambda c: c.facts["select_score"]).name
-        top = max(means, key=lambda name: means[name].mean)
-        return best, (
-            f"Best candidate: `{best}`, chosen on the select parts. Highest test mean: `{top}` "
-            f"({100 * means[top].mean:.1f}%)."
-        )
-    best = max(means, key=lambda name: means[name].mean)
-    return best, f"Best candidate: `{best}`, by the test mean, so its score is slightly optimistic."
+def _choose(candidates: Sequence[Candidate], means: Mapping[str, Interval], split: str) -> tuple[str, str]:
+    base = next((c for c in candidates if c.stage == "base"), None)
+    chosen = best_on_select([c for c in candidates if c.stage == "merge"], base)
+    top = max(means, key=lambda name: means[name].mean)
+    if chosen is None:
+        return top, f"Best candidate: `{top}`, by the {split} mean, so its score is slightly optimistic."
+    why = "no merge beats it on the select parts" if chosen.stage == "base" else "chosen on the select parts"
+    return chosen.name, (
+        f"Best candidate: `{chosen.name}`, {why}. Highest {split} mean: `{top}` ({100 * means[top].mean:.1f}%)."
+    )
 
 
 def plus_minus(value: float, half: float) -> str:
@@ -89,16 +93,18 @@ def plus_minus(value: float, half: float) -> str:
     return f"{value:.1f} ± {half:.1f}".replace(" ", "\N{NO-BREAK SPACE}")
 
 
-def _row(candidate: Candidate, result: StepResult, mean: Interval, best: bool) -> dict[str, object]:
+def _row(
+    candidate: Candidate, result: StepResult, mean: Interval, best: bool, split: str
+) -> dict[str, object]:
     metrics = result.summary["metrics"]
-    tasks = sorted({name.split("/")[1] for name in metrics if name.startswith("test/")} - {"mean"})
+    tasks = sorted({name.split("/")[1] for name in metrics if name.startswith(f"{split}/")} - {"mean"})
     row: dict[str, object] = {"candidate": f"**{candidate.name}**" if best else candidate.name}
     for task in tasks:
-        value, error = metrics[f"test/{task}/{MAIN_SCORE}"], metrics[f"test/{task}/{MAIN_SCORE}_stderr"]
-        row[f"{task} {_unit(metrics, task)}"] = plus_minus(100 * value, 196 * error)
+        value, error = metrics[f"{split}/{task}/{MAIN_SCORE}"], metrics[f"{split}/{task}/{MAIN_SCORE}_stderr"]
+        row[f"{task} {_unit(metrics, split, task)}"] = plus_minus(100 * value, 196 * error)
     row["mean %"] = plus_minus(100 * mean.mean, 100 * mean.half)
-    if "test/mean/bits_per_byte" in metrics:
-        row["answer bits/byte"] = f"{metrics['test/mean/bits_per_byte']:.3f}"
+    if f"{split}/mean/bits_per_byte" in metrics:
+        row["answer bits/byte"] = f"{metrics[f'{split}/mean/bits_per_byte']:.3f}"
     if "text/bits_per_byte" in metrics:
         row["text bits/byte"] = f"{metrics['text/bits_per_byte']:.3f}"
     row["file MB"] = f"{metrics['size/bytes'] / 1e6:.0f}"
@@ -108,19 +114,14 @@ def _row(candidate: Candidate, result: StepResult, mean: Interval, best: bool) -
     return row
 
 
-def _unit(metrics: Mapping[str, float], task: str) -> str:
+def _unit(metrics: Mapping[str, float], split: str, task: str) -> str:
     """Free text has nothing to choose from: its score is the mean probability per byte, no accuracy."""
-    return "%" if f"test/{task}/acc" in metrics else "prob/byte %"
+    return "%" if f"{split}/{task}/acc" in metrics else "prob/byte %"
 
 
-def _score_name(scores: Mapping[str, StepResult]) -> str:
+def _score_name(items: pd.DataFrame) -> str:
     """What the mean over tasks is a mean of."""
-    metrics = next(iter(scores.values())).summary["metrics"]
-    tasks = {name.split("/")[1] for name in metrics if name.startswith("test/")} - {"mean"}
-    free = [task for task in tasks if _unit(metrics, task) != "%"]
-    if not free:
-        return "accuracy"
-    return "probability per byte" if len(free) == len(tasks) else "accuracy or probability per byte"
+    return "accuracy" if (items.choices > 1).any() else "probability per byte"
 
 
 def _frontier(
@@ -143,8 +144,8 @@ def _frontier(
     return pd.DataFrame(rows)
 
 
-def plot_quality(frontier: pd.DataFrame, score_name: str = "accuracy") -> Figure:
-    """Mean test score against size, one point a candidate with its 95 % interval."""
+def plot_quality(frontier: pd.DataFrame, score_name: str = "accuracy", split: str = "test") -> Figure:
+    """Mean score against size, one point a candidate with its 95 % interval."""
     figure = Figure(figsize=(9, 5.5), layout="constrained")
     axes = figure.subplots()
     ordered = frontier.sort_values("mean_score").reset_index(drop=True)
@@ -168,7 +169,7 @@ def plot_quality(frontier: pd.DataFrame, score_name: str = "accuracy") -> Figure
         )
     labels = [f"{row.candidate}  ({row.nominal_mb:.0f} MB)" for row in ordered.itertuples()]
     axes.set_yticks(ordered.index, labels)
-    axes.set_xlabel(f"mean {score_name} over tasks, test part (%), 95 % interval")
+    axes.set_xlabel(f"mean {score_name} over tasks, {split} part (%), 95 % interval")
     axes.set_title("Every candidate; point area and MB: size without zeros")
     axes.legend(loc="lower right", frameon=False)
     axes.grid(axis="x", alpha=0.3)
@@ -217,13 +218,13 @@ def verdicts(candidates: Sequence[Candidate], items: Mapping[str, pd.DataFrame])
         found.append(
             Verdict(
                 claim="each expert beats the base on its own task",
-                held=all(gain.mean > 0 for gain in gains.values()),
+                held=all(gain.low > 0 for gain in gains.values()),
                 measured="; ".join(f"{task}: {gain.points()}" for task, gain in gains.items()),
             )
         )
     if base and merges:
         best = max(merges, key=lambda c: c.facts["select_score"])
-        gain = paired_difference(items[best.name], items[base.name], MAIN_SCORE)
+        gain = paired_difference(items[best.name], items[base.name], MAIN_SCORE, main_tasks(items[base.name]))
         found.append(
             Verdict(
                 claim="the best merge beats the base on the mean of all tasks",
@@ -248,7 +249,9 @@ def _stopping_verdicts(candidates: Sequence[Candidate], items: Mapping[str, pd.D
     if not pairs:
         return []
     differences = {
-        ours.name: paired_difference(items[ours.name], items[theirs.name], MAIN_SCORE)
+        ours.name: paired_difference(
+            items[ours.name], items[theirs.name], MAIN_SCORE, main_tasks(items[ours.name])
+        )
         for ours, theirs in pairs
     }
     steps = {
@@ -257,8 +260,9 @@ def _stopping_verdicts(candidates: Sequence[Candidate], items: Mapping[str, pd.D
     }
     return [
         Verdict(
-            claim="merging experts stopped for merging is no worse than merging each expert's own optimum",
-            held=all(d.high >= 0 for d in differences.values()),
+            claim="merging experts stopped for merging is at most "
+            f"{100 * MARGIN:.0f} points worse than merging each expert's own optimum",
+            held=all(d.low >= -MARGIN for d in differences.values()),
             measured="; ".join(f"{name}: {d.points()}" for name, d in differences.items())
             + f"; training steps {steps['merge_aware']} against {steps['own_optimum']}",
         )

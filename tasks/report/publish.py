@@ -157,7 +157,7 @@ def publish(
     }
     chosen = metrics.get("candidates", {}).get(best, {})
     for name, value in chosen.items():
-        if name.startswith(("test/mean/", "text/", "size/")) and isinstance(value, int | float):
+        if (name.startswith(("text/", "size/")) or "/mean/" in name) and isinstance(value, int | float):
             numbers[f"best/{name}"] = value
     log_metrics(ctx, ctx.parent_run_id, numbers)
     client.log_text(ctx.parent_run_id, markdown, "report.md")

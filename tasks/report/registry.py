@@ -64,9 +64,7 @@ def register(ctx: RunContext, name: str, candidate: Candidate, scores: Mapping[s
             "model.parents": ", ".join(candidate.parents),
             "seedloom.flow_run": ctx.parent_run_id,
             **{f"config.{key}": value[:500] for key, value in parent.params.items()},
-            **{
-                f"score.{key}": f"{value:.6g}" for key, value in scores.items() if key.startswith("test/mean")
-            },
+            **{f"score.{key}": f"{value:.6g}" for key, value in scores.items() if "/mean/" in key},
             **({"git.commit": parent.tags["git.commit"]} if "git.commit" in parent.tags else {}),
         }
         found = client.create_model_version(name, source, run_id=run, tags=lineage)

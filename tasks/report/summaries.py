@@ -30,6 +30,12 @@ def prepared_table(parts: Mapping[str, Reference]) -> tuple[pd.DataFrame, dict[s
     }
 
 
+def noted(candidates: Sequence[Candidate]) -> str:
+    """What the steps noted about their candidates, each line once, as a list; empty when there is nothing."""
+    lines = dict.fromkeys(str(line) for c in candidates for line in c.facts.get("notes") or [])
+    return "\n".join(f"- Note: {line}" for line in lines)
+
+
 def candidates_table(candidates: Sequence[Candidate]) -> tuple[pd.DataFrame, dict[str, Any]]:
     """One row a candidate with what its step measured; the same numbers for metrics.json."""
     rows, metrics = [], {}

@@ -7,16 +7,17 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from tasks.candidates import Candidate
+from tasks.candidates import Candidate, best_on_select
+from tasks.evaluate.items import main_tasks, split_of, task_metrics
 from tasks.reference import Reference
 from tasks.report.comparison import paired_difference, score, stratified_mean
 from tasks.report.lifecycle import compare, verdicts
 from tasks.step import StepResult
 
 
-def items(scores: dict[str, list[float]]) -> pd.DataFrame:
+def items(scores: dict[str, list[float]], choices: int = 2) -> pd.DataFrame:
     rows = [
-        {"task": task, "id": f"{task}{i}", "score": value}
+        {"task": task, "id": f"{task}{i}", "score": value, "choices": choices}
         for task, values in scores.items()
         for i, value in enumerate(values)
     ]
@@ -74,6 +75,38 @@ def test_equal_merges_are_no_worse_and_clearly_worse_ones_are() -> None:
     assert [v.held for v in worse] == [False]
 
 
+def test_noise_does_not_show_that_a_merge_is_no_worse() -> None:
+    names = "merge/ties", "merge/ties/own_optimum"
+    ours, theirs = (candidate(name, "merge", facts={"select_score": 0.1}) for name in names)
+    noisy = {ours.name: items({"a": [0.0, 1.0] * 25}), theirs.name: items({"a": [1.0, 0.0] * 25})}
+    assert [v.held for v in verdicts([ours, theirs], noisy)] == [False]
+
+
+def test_the_base_is_best_when_no_merge_beats_it_on_the_select_parts() -> None:
+    base = candidate("base", "base")
+    rows = [{"coefficient": 0.0, "select_score": 0.5}]
+    merges = [
+        candidate(f"merge/{i}", "merge", facts={"select_score": s, "scores": rows})
+        for i, s in enumerate((0.4, 0.5))
+    ]
+    assert best_on_select(merges, base) == base
+    assert best_on_select(merges) == merges[1]
+    better = candidate("merge/2", "merge", facts={"select_score": 0.6, "scores": rows})
+    assert best_on_select([*merges, better], base) == better
+    assert best_on_select([base]) is None
+
+
+def test_free_text_has_no_part_in_a_mean_of_accuracies() -> None:
+    mixed = pd.concat([items({"choice": [1.0, 0.0]}), items({"free": [0.01, 0.02]}, choices=1)])
+    assert main_tasks(mixed) == ["choice"]
+    assert main_tasks(mixed[mixed.task == "free"]) == ["free"]
+    rows = mixed.assign(acc=1.0, acc_norm=1.0, exact_match=0.0, bits=8.0, bytes=4)
+    found = task_metrics(rows, "select")
+    assert found["select/mean/score"] == found["select/choice/score"] == 0.5
+    assert found["select/free/score"] == pytest.approx(0.015)
+    assert split_of(found) == "select"
+
+
 def test_an_expert_that_loses_on_its_task_fails_the_claim() -> None:
     base = candidate("base", "base")
     experts = [candidate(f"expert/merge_aware/{t}", "expert", "merge_aware", task=t) for t in ("a", "b")]
@@ -87,7 +120,7 @@ def test_an_expert_that_loses_on_its_task_fails_the_claim() -> None:
 
 
 def scored(folder: Path, metrics: dict[str, float]) -> StepResult:
-    items({"free": [0.2, 0.4]}).to_parquet(folder / "items.parquet")
+    items({"free": [0.2, 0.4]}, choices=1).to_parquet(folder / "items.parquet")
     sizes = {"size/bytes": 1e6, "size/nonzero_share": 1.0, "size/nominal_bytes": 1e6}
     reference = Reference(path=folder, digest="d", kind="report")
     return StepResult(
@@ -95,10 +128,13 @@ def scored(folder: Path, metrics: dict[str, float]) -> StepResult:
     )
 
 
-def test_free_text_is_not_called_accuracy(tmp_path: Path) -> None:
-    metrics = {"test/free/score": 0.3, "test/free/score_stderr": 0.1, "test/mean/score": 0.3}
+@pytest.mark.parametrize("split", ["test", "select"])
+def test_free_text_is_not_called_accuracy(tmp_path: Path, split: str) -> None:
+    metrics = {f"{split}/free/score": 0.3, f"{split}/free/score_stderr": 0.1, f"{split}/mean/score": 0.3}
     compared = compare([candidate("base", "base")], {"base": scored(tmp_path, metrics)})
     assert "free prob/byte %" in compared.shown.columns
     label = compared.figures["quality_vs_size"].axes[0].get_xlabel()
     assert "probability per byte" in label
     assert "accuracy" not in label
+    assert f"{split} part" in label
+    assert f"{split}/mean/score_low" in compared.metrics["candidates"]["base"]
