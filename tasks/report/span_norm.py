@@ -67,15 +67,24 @@ def loss_table(parts: Parts) -> pd.DataFrame:
     frame = _trained(parts)
     if not len(frame):
         return pd.DataFrame([{"trainings": "none in this run"}])
-    frame = frame[frame.part.isin(["moderate", "rates"])].drop_duplicates(["candidate", "rate", "seed"])
+    usual = frame.iloc[0]
+    frame["shown"] = [_shown(run, usual) for _, run in frame.iterrows()]
+    frame = frame.drop_duplicates(["shown", "rate", "seed"])
     rows = []
-    for candidate, group in frame.groupby("candidate", sort=False):
-        row = {"candidate": str(candidate)}
+    for shown, group in frame.groupby("shown", sort=False):
+        row = {"candidate": str(shown)}
         for rate, runs in group.groupby("rate"):
             failed = int(runs.diverged.sum())
             row[f"rate {rate:g}"] = _spread(runs.loss) + (f" ({failed} diverged)" if failed else "")
         rows.append(row)
     return pd.DataFrame(rows).fillna("-")
+
+
+def _shown(run: pd.Series, usual: pd.Series) -> str:
+    """The candidate, and in what it differs from the usual run."""
+    words = {"layers": "blocks", "warmup": "warm-up steps", "experts": "experts"}
+    more = [f"{run[name]} {word}" for name, word in words.items() if run[name] != usual[name]]
+    return ", ".join([str(run.candidate), *more])
 
 
 def _spread(values: pd.Series) -> str:
