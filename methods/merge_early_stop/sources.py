@@ -7,6 +7,7 @@ safetensors, or a PEFT adapter folder. Nothing is unpickled; no model code is lo
 from __future__ import annotations
 
 import json
+import math
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +23,8 @@ from methods.common.safetensors_stream import RangeReader, folder_tensors, read_
 from methods.merge_early_stop import adapters
 from methods.merge_early_stop.operators import PIECE
 
+# Below this cosine an expert was most likely trained from another base.
+RESEMBLES = 0.5
 Model = Mapping[str, Tensor] | nn.Module | str | os.PathLike[str]
 
 
@@ -164,6 +167,22 @@ class AdapterExpert:
         return self.tensors.read(self.whole[name], start, stop).to(dtype) - base.to(dtype)
 
 
+def resemblance(base: Tensors, expert: FullExpert, names: Sequence[str]) -> float:
+    """Cosine between the starts of the expert's and the base's matrices; 1 where nothing can be compared.
+
+    Models that grew from one base stay near 1, models of another origin are near 0. Vectors are passed over where
+    there are matrices: the scales of norms are near 1 in every model.
+    """
+    touched = [name for name in names if expert.touches(name)]
+    compared = [name for name in touched if len(base.shapes[name]) > 1] or touched
+    dot = own = theirs = 0.0
+    for name in compared:
+        some = min(4096, math.prod(base.shapes[name]))
+        a, b = base.read(name, 0, some).double(), expert.read(name, 0, some).double()
+        dot, own, theirs = dot + float(a @ b), own + float(a @ a), theirs + float(b @ b)
+    return dot / (own * theirs) ** 0.5 if own * theirs > 0 else 1.0
+
+
 def open_expert(
     model: Model, base: Tensors, label: str, exclude: Sequence[str] = ()
 ) -> FullExpert | AdapterExpert:
@@ -259,17 +278,10 @@ class ExpertStream:
                                 f"expert {expert.label}: frozen tensor {name} differs from the base; it was "
                                 "trained from another base"
                             )
-            dot = own = theirs = 0.0
-            for name in self.names:
-                if not expert.touches(name):
-                    continue
-                some = min(4096, self.numel(name))
-                a, b = self.base.read(name, 0, some).double(), expert.read(name, 0, some).double()
-                dot, own, theirs = dot + float(a @ b), own + float(a @ a), theirs + float(b @ b)
-            if own * theirs > 0 and dot < 0.1 * (own * theirs) ** 0.5:
+            cosine = resemblance(self.base, expert, self.names)
+            if cosine < RESEMBLES:
                 warnings.warn(
-                    f"expert {expert.label} hardly resembles the base (cosine "
-                    f"{dot / (own * theirs) ** 0.5:.2f}); "
+                    f"expert {expert.label} hardly resembles the base (cosine {cosine:.2f}); "
                     "was it trained from another base?",
                     stacklevel=4,
                 )

@@ -21,9 +21,10 @@ from tasks.file_names import shares_memory, weights_in_file
 from tasks.load_model import load_causal_lm
 from tasks.merge.built_in import BuiltIn
 from tasks.merge.config import MergeSettings
-from tasks.merge.experts import check_experts
+from tasks.merge.experts import check_experts, expert_doubts
 from tasks.merge.methods import MergeJob, MergeMethod, merge_method
 from tasks.merge.select import Selector, base_scores
+from tasks.notices import say_once
 from tasks.one_model import one_model_at_a_time
 from tasks.prepare.models import check_model_folder
 from tasks.reference import Reference
@@ -55,7 +56,7 @@ def merge_candidate(
 
     Returns:
         method, coefficient, select_score (mean over tasks of the chosen coefficient), scores (a row a coefficient with
-        every task; coefficient 0 is the base), experts; seconds under `timings`.
+        every task; coefficient 0 is the base), experts, notes (doubts about them); seconds under `timings`.
 
     Raises:
         ConfigError: no experts, an unknown method.
@@ -66,7 +67,10 @@ def merge_candidate(
     folder = base.expect("model")
     check_model_folder(folder, "causal-lm")
     work = merge_method(method)
-    found = check_experts(folder, weights_digest(folder), experts)
+    digest = weights_digest(folder)
+    found = check_experts(folder, digest, experts)
+    doubts = expert_doubts(folder, digest, found)
+    say_once(doubts)
     job = MergeJob(folder, found, tasks.expect("tasks", "data"), settings)
     for left in (STAGING, TRIAL):
         shutil.rmtree(out / left, ignore_errors=True)
@@ -98,6 +102,7 @@ def merge_candidate(
         "objective": settings.objective,
         "experts": sorted(found),
         "scores": rows,
+        "notes": doubts,
     }
     (out / RECORD).write_text(json.dumps(summary, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     summary["timings"] = {

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from methods.common.errors import ConfigError, DataError
 from methods.common.safetensors_stream import read_header
 from methods.merge_early_stop import adapters
+from methods.merge_early_stop.sources import RESEMBLES, FileTensors, FullExpert, resemblance
 from tasks.prepare.models import check_model_folder
 from tasks.reference import Reference, reference_to
+from tasks.train.loading import weights_digest
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 RECORD = "expert.json"
@@ -80,6 +82,63 @@ def check_experts(base: Path, base_digest: str, experts: Sequence[Reference]) ->
             )
         found[name] = folder
     return found
+
+
+def expert_doubts(base: Path, base_digest: str, experts: Mapping[str, Path]) -> list[str]:
+    """A line for each expert of which nothing proves that it was trained on this base, or much says that it was not.
+
+    Args:
+        base: the base model's folder.
+        base_digest: `weights_digest` of it.
+        experts: folders by name, as `check_experts` found them.
+    """
+    found = []
+    for name, folder in experts.items():
+        record = _json(folder / RECORD) if (folder / RECORD).is_file() else {}
+        if record.get("base_digest") == base_digest:
+            continue
+        if expert_kind(folder) == "adapter":
+            line = adapter_doubt(folder, base, base_digest)
+        else:
+            line = _model_doubt(folder, base)
+        if line:
+            found.append(f"expert {name}: {line}")
+    return found
+
+
+def adapter_doubt(folder: Path, base: Path, base_digest: str) -> str:
+    """What speaks against an adapter having been trained on this base; empty when it names it."""
+    told = adapters.read_config(folder).get("base_model_name_or_path")
+    if not told:
+        return "nothing says which base it was trained on; on another base its merge means nothing"
+    place = Path(str(told))
+    if place.is_dir() and weights_digest(place) == base_digest:
+        return ""
+    names = _names_of(base)
+    if str(told) in names:
+        return ""
+    known = f" ({names[0]})" if names else ""
+    return f"says that it was trained on {told}, which is not known to be this base{known}; give the base it names"
+
+
+def _names_of(base: Path) -> list[str]:
+    """What a model folder says about its origin."""
+    provenance = _json(base / "provenance.json") if (base / "provenance.json").is_file() else {}
+    config = _json(base / "config.json")
+    return [str(name) for name in (provenance.get("source"), config.get("_name_or_path")) if name]
+
+
+def _model_doubt(folder: Path, base: Path) -> str:
+    origin = FileTensors(base)
+    cosine = resemblance(
+        origin, FullExpert(FileTensors(folder), origin, folder.name, ()), list(origin.shapes)
+    )
+    if cosine >= RESEMBLES:
+        return ""
+    return (
+        f"its weights hardly resemble the base's (cosine {cosine:.2f}; experts of one base are near 1); "
+        "give the base that it was trained on"
+    )
 
 
 def _check_adapter(folder: Path, name: str) -> None:

@@ -7,12 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from methods.common.errors import ConfigError, DataError
+from tasks.candidates import Candidate
 from tasks.merge.candidates import merge_candidate
 from tasks.merge.config import MergeSettings
-from tasks.merge.experts import check_experts, expert_kind, resolve_expert
+from tasks.merge.experts import check_experts, expert_doubts, expert_kind, resolve_expert
 from tasks.reference import reference_to
+from tasks.report.summaries import noted
 from tasks.train.loading import weights_digest
 from tests.tiny_models import tiny_llama
 
@@ -121,3 +124,76 @@ def test_a_source_is_a_folder_or_a_hub_id(base: Path, experts: dict[str, Path], 
         with pytest.raises(DataError, match=words) as caught:
             resolve_expert(source)
         assert "\n" not in str(caught.value)
+
+
+def doubts(base: Path, *folders: Path) -> list[str]:
+    digest = weights_digest(base)
+    kinds = [reference_to(folder, expert_kind(folder)) for folder in folders]
+    return expert_doubts(base, digest, check_experts(base, digest, kinds))
+
+
+def test_an_expert_that_was_made_here_is_not_doubted(base: Path, experts: dict[str, Path]) -> None:
+    assert doubts(base, *experts.values()) == []
+
+
+@pytest.mark.parametrize(
+    ("told", "source", "words"),
+    [
+        (None, "", "nothing says which base"),
+        (
+            "owner/other",
+            "",
+            "says that it was trained on owner/other, which is not known to be this base; give",
+        ),
+        ("owner/other", "owner/this", "not known to be this base (owner/this)"),
+        ("owner/this", "owner/this", ""),
+    ],
+)
+def test_an_adapter_without_proof_of_its_base(
+    told: str | None, source: str, words: str, base: Path, experts: dict[str, Path], tmp_path: Path
+) -> None:
+    adapter = shutil.copytree(experts["toy0"], tmp_path / "foreign")
+    (adapter / "expert.json").unlink()
+    _edit("base_model_name_or_path", told)(adapter)
+    origin = shutil.copytree(base, tmp_path / "base")
+    if source:
+        (origin / "provenance.json").write_text(json.dumps({"source": source}))
+    found = doubts(origin, adapter)
+    assert bool(found) == bool(words)
+    assert all(line.startswith("expert foreign: ") and words in line for line in found)
+    _edit("base_model_name_or_path", str(base))(adapter)  # the very folder is proof enough
+    assert doubts(origin, adapter) == []
+
+
+def test_a_model_of_another_origin_is_doubted_and_a_relative_is_not(base: Path, tmp_path: Path) -> None:
+    stranger = tiny_llama(tmp_path / "stranger", seed=7)
+    relative = shutil.copytree(base, tmp_path / "relative")
+    file = relative / "model.safetensors"
+    save_file({n: v * 1.1 for n, v in load_file(file).items()}, file, metadata={"format": "pt"})
+    found = doubts(base, stranger, relative)
+    assert len(found) == 1
+    assert "expert stranger: its weights hardly resemble the base's (cosine" in found[0]
+
+
+def test_a_doubt_is_seen_on_the_terminal_and_in_the_report(
+    base: Path, experts: dict[str, Path], tasks: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    adapter = shutil.copytree(experts["toy0"], tmp_path / "unknown")
+    (adapter / "expert.json").unlink()
+    (tmp_path / "out").mkdir()
+    with caplog.at_level("WARNING", "seedloom"):
+        summary = merge_candidate(
+            tmp_path / "out",
+            settings=MergeSettings(coefficients=(1.0,), dtype="float32", select_examples=4),
+            method="average",
+            base=reference_to(base, "model"),
+            experts=[reference_to(adapter, "adapter")],
+            tasks=reference_to(tasks, "tasks"),
+        )
+    assert "expert unknown: nothing says which base it was trained on" in caplog.text
+    reference = reference_to(tmp_path / "out", "model")
+    made = Candidate(
+        name="merge/average", stage="merge", method="average", reference=reference, facts=summary
+    )
+    assert noted([made]).startswith("- Note: expert unknown: nothing says")
+    assert noted([made.model_copy(update={"facts": {}})]) == ""
