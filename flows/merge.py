@@ -11,7 +11,7 @@ from flows.task_runner import task_runner
 from tasks.candidates import Candidate, best_on_select, save_candidates
 from tasks.output_folder import check_output
 from tasks.report.publish import Report, publish, report_folder
-from tasks.report.summaries import candidates_table
+from tasks.report.summaries import candidates_table, noted
 
 
 def check(config: MergeConfig) -> None:
@@ -48,5 +48,5 @@ def merge(config: MergeConfig = MergeConfig()) -> Report:
             {},
             [],
             best=best.name if best else "",
-            notes=f"{chosen} on the select parts. Written to `{output}`.",
+            notes=f"{chosen} on the select parts. Written to `{output}`.\n\n{noted(merged)}".strip(),
         )

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from tasks.candidates import Candidate, best_on_select
 from tasks.evaluate.items import MAIN_SCORE, main_tasks, read_items, split_of
 from tasks.report.comparison import Interval, paired_difference, score, shown_table
+from tasks.report.summaries import noted
 from tasks.report.verdict import Verdict
 from tasks.step import StepResult
 
@@ -72,7 +73,9 @@ def compare(candidates: Sequence[Candidate], scores: Mapping[str, StepResult]) -
         figures=figures,
         verdicts=verdicts(candidates, items),
         best=best,
-        notes="\n\n".join(part for part in (how, _outlooks(scores), _times(candidates, scores)) if part),
+        notes="\n\n".join(
+            part for part in (how, noted(candidates), _outlooks(scores), _times(candidates, scores)) if part
+        ),
     )
 
 
@@ -86,6 +89,12 @@ def _choose(candidates: Sequence[Candidate], means: Mapping[str, Interval], spli
     return chosen.name, (
         f"Best candidate: `{chosen.name}`, {why}. Highest {split} mean: `{top}` ({100 * means[top].mean:.1f}%)."
     )
+
+
+def megabytes(size: float) -> str:
+    """A size in bytes as megabytes; a model that is not large keeps a decimal, a tiny one its first figure."""
+    value = size / 1e6
+    return f"{value:.0f}" if value >= 10 else f"{value:.1f}" if value >= 0.1 else f"{value:.1g}"
 
 
 def plus_minus(value: float, half: float) -> str:
@@ -107,7 +116,7 @@ def _row(
         row["answer bits/byte"] = f"{metrics[f'{split}/mean/bits_per_byte']:.3f}"
     if "text/bits_per_byte" in metrics:
         row["text bits/byte"] = f"{metrics['text/bits_per_byte']:.3f}"
-    row["file MB"] = f"{metrics['size/bytes'] / 1e6:.0f}"
+    row["file MB"] = megabytes(metrics["size/bytes"])
     row["non-zero %"] = f"{100 * metrics['size/nonzero_share']:.0f}"
     speed = result.timings.get("forward_tokens_per_second")
     row["tokens/s"] = f"{speed:.0f}" if speed else "-"
@@ -167,7 +176,7 @@ def plot_quality(frontier: pd.DataFrame, score_name: str = "accuracy", split: st
             label=stage,
             zorder=3,
         )
-    labels = [f"{row.candidate}  ({row.nominal_mb:.0f} MB)" for row in ordered.itertuples()]
+    labels = [f"{row.candidate}  ({megabytes(1e6 * row.nominal_mb)} MB)" for row in ordered.itertuples()]
     axes.set_yticks(ordered.index, labels)
     axes.set_xlabel(f"mean {score_name} over tasks, {split} part (%), 95 % interval")
     axes.set_title("Every candidate; point area and MB: size without zeros")

@@ -1,0 +1,13 @@
+"""Sizes in the report's table and figure."""
+
+import pytest
+
+from tasks.report.lifecycle import megabytes
+
+
+@pytest.mark.parametrize(
+    ("size", "shown"),
+    [(269_060_000, "269"), (9_960_000, "10.0"), (1_240_000, "1.2"), (123_000, "0.1"), (43_000, "0.04")],
+)
+def test_a_small_model_is_not_nothing(size: int, shown: str) -> None:
+    assert megabytes(size) == shown
