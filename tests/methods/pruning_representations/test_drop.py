@@ -1,6 +1,7 @@
 """Dropped sublayers on every architecture: the right function, nothing left behind, the same model after loading."""
 
 import json
+import pickle
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -225,3 +226,21 @@ def test_bad_inputs() -> None:
         drop_sublayers(torch.nn.Linear(2, 2), attn=[0])
     with pytest.raises(NotImplementedError):
         drop_sublayers(torch.nn.Linear(2, 2), attn=[0])
+
+
+def test_other_caches_adapters_and_training_take_it_like_any_model() -> None:
+    from peft import LoraConfig, get_peft_model
+
+    model, ids = drop_sublayers(tiny("qwen3"), attn=[0], mlp=[2]), tokens()
+    common: dict[str, Any] = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+    plain = model.generate(ids, use_cache=False, **common)
+    assert torch.equal(model.generate(ids, cache_implementation="static", **common), plain)
+    beams = {"num_beams": 2, **common}
+    assert torch.equal(model.generate(ids, **beams), model.generate(ids, use_cache=False, **beams))
+    copied = pickle.loads(pickle.dumps(model.config))
+    assert (copied.model_type, copied.dropped_attention) == ("qwen3", [0])
+    adapted = get_peft_model(model, LoraConfig(target_modules=["q_proj", "down_proj"], r=2))
+    adapted(input_ids=ids, labels=ids).loss.backward()
+    trained = [name for name, p in adapted.named_parameters() if p.requires_grad and p.grad is not None]
+    assert len(trained) == 2 * (3 - 1 + 3 - 1)
+    assert type(adapted.merge_and_unload()).__name__ == "DroppedQwen3ForCausalLM"
