@@ -117,6 +117,8 @@ def _haar_claims(layers: pd.DataFrame) -> list[Claim]:
         Claim("weights/haar_mean", f"random rotation against the closed form, mean relative deviation, {count}",
               (float(away.mean()),), 0.01, "<="),
         Claim("weights/haar_worst", f"the same, largest of {count}", (float(away.max()),), 0.01, "<="),
+        Claim("weights/haar_heavy", "the same, largest where gamma is below 0.6",
+              (float(away[part.gamma < 0.6].max()),)),
         Claim("weights/haar_share", f"share of {count} within 1 %", (float((away <= 0.01).mean()),)),
     ]  # fmt: skip
 

@@ -55,6 +55,8 @@ def shown_table(frames: Frames) -> pd.DataFrame:
     small = frames.get("small")
     after = None if small is None else final_nats(small)
     for _, (method, bpp, residual) in points.iterrows():
+        if method == "fp16_low_rank" and residual:
+            continue  # it has no second branch: the same product at nearly the same bits
         part = layers[(layers.method == method) & layers.layer.isin(common)]
         part = part[part.bpp.isna() if pd.isna(bpp) else (part.bpp == bpp) & (part.residual == residual)]
         if part.empty:
