@@ -53,7 +53,7 @@ class ModelStudy(Config):
     )
     bpp: float = Field(default=0.55, gt=0, le=4, description="Bits per weight of the compressed model")
     tokens: int = Field(
-        default=30_720, ge=1, description="Tokens of distillation text that each student reads"
+        default=20_480, ge=1, description="Tokens of distillation text that each student reads"
     )
     rate: float = Field(default=2e-3, gt=0, le=1, description="Peak learning rate")
     length: int = Field(default=128, ge=8, le=32_768, description="Tokens of a sequence")
