@@ -74,7 +74,7 @@ FLOWS: tuple[FlowEntry, ...] = (
         "merge experts of one base, coefficients chosen on held-out examples",
     ),
     FlowEntry(
-        "compress", "flows.compress", f"{STEPS}:CompressConfig", "prune a model by one or more recipes"
+        "compress", "flows.compress", f"{STEPS}:CompressConfig", "make a model smaller by one or more recipes"
     ),
     FlowEntry(
         "evaluate",
