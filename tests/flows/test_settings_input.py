@@ -129,3 +129,27 @@ def test_help_names_every_field(capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr().out
     assert "--group.rate" in shown
     assert "learning rate" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "value"),
+    [
+        (["--group.quick"], True),
+        (["--group.quick", "true"], True),
+        (["--group.quick=True"], True),
+        (["--no-group.quick"], False),
+        (["--group.quick", "false"], False),
+        (["--group.quick=no"], False),
+        (["--group.quick", "0", "--name", "false"], False),
+        (["--name", "false", "--group.quick", "--group.steps", "3"], True),
+    ],
+)
+def test_a_switch_takes_a_value_like_every_field(arguments: list[str], value: bool) -> None:
+    given = config_from(Demo, arguments, "demo", {"group": {"quick": not value}})
+    assert given.group.quick is value
+    assert given.name in ("x", "false")
+
+
+def test_a_switch_with_another_value_is_one_line() -> None:
+    with pytest.raises(ConfigError, match=r"^demo: group\.quick = 'maybe': give true or false$"):
+        config_from(Demo, ["--group.quick", "maybe"], "demo")
