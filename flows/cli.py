@@ -32,6 +32,18 @@ def one_line_errors() -> Iterator[None]:
     except (NumericalError, OSError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1) from None
+    except Exception as error:
+        if not _is_mlflows(error):
+            raise
+        line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        typer.echo(f"error: MLflow: {line}", err=True)
+        raise typer.Exit(USAGE_ERROR) from None
+
+
+def _is_mlflows(error: Exception) -> bool:
+    """Whether MLflow refused something; it is not imported for that."""
+    module = sys.modules.get("mlflow.exceptions")
+    return module is not None and isinstance(error, module.MlflowException)
 
 
 @app.command("list")
@@ -125,7 +137,10 @@ def compare(
     with one_line_errors():
         from tasks.settings import configure_environment
 
-        configure_environment()
+        current = configure_environment()
+        from flows.servers.tracking import check_tracking
+
+        check_tracking(current.mlflow_tracking_uri)
         from flows.compare import compare as show
 
         show(runs or [])

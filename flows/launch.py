@@ -14,6 +14,8 @@ from rich.markdown import Markdown
 
 from flows.registry import FlowEntry
 from flows.servers.state import running
+from flows.servers.tracking import check_tracking
+from methods.common.errors import ConfigError
 from tasks.config import Config
 from tasks.settings import settings
 
@@ -34,6 +36,10 @@ def find_server() -> str | None:
                 f"PREFECT_API_URL={given} does not answer; start that server (`seedloom up`) or unset the variable"
             ) from None
         return None
+    except ValueError as error:
+        raise ConfigError(
+            f"PREFECT_API_URL={given} is no address ({error}); give one such as http://127.0.0.1:4200/api, or unset it"
+        ) from None
 
 
 def end_orphan_servers() -> None:
@@ -50,6 +56,7 @@ def end_orphan_servers() -> None:
 
 def run_flow(entry: FlowEntry, config: Config) -> Any:
     """Run to the end and print the report; a flow's failure is raised."""
+    check_tracking(settings().mlflow_tracking_uri)
     server = find_server()
     if server:
         os.environ["PREFECT_API_URL"] = server
