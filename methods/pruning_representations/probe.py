@@ -28,8 +28,9 @@ from methods.pruning_representations.second_order import (
 from methods.pruning_representations.streams import Counterfactual, Probed, streams
 from methods.pruning_representations.tables import LayerTable, OptionTable, StepTable
 
-# Rows of logits at a time: 64 x 50k in float32 are 13 MB, and a comparison holds about ten such.
-LOGIT_ROWS = 64
+# Rows of logits at a time: 32 x 50k in float32 are 6 MB, and a comparison holds about ten such; with more, the heap
+# of a long run falls to pieces and grows.
+LOGIT_ROWS = 32
 MIN_CONTEXT = 8
 
 
