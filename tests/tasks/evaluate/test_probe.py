@@ -11,10 +11,15 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from methods.common.errors import DataError
-from methods.pruning_representations import drop_sublayers
+from methods.pruning_representations import RepresentationProbe, drop_sublayers
 from methods.pruning_representations.verdict import task_verdict
+from tasks.compress.compress import compress_model
+from tasks.compress.recipes import LittleBitRecipe
 from tasks.evaluate.candidate import evaluate_model
 from tasks.evaluate.config import EvaluateSettings
+from tasks.evaluate.loading import load_candidate
+from tasks.reference import reference_to
+from tests.tiny_models import tiny_llama
 
 PROBED = EvaluateSettings(
     dtype="float32", measure_speed=False, text_window=32, probe_prompts=3, probe_steps=6
@@ -102,3 +107,16 @@ def test_outlook_by_its_bars() -> None:
     assert "about 5 tokens until the text differs" in found["free"].reason
     assert task_verdict({"forced/agreement": 0.74})[0].outlook == "fails"
     assert task_verdict({"forced/agreement": 0.95})[0].outlook == "keeps"
+
+
+def test_a_packed_folder_is_probed_like_any_other(task_sets: Path, text: Path, tmp_path: Path) -> None:
+    dense = tiny_llama(tmp_path / "dense", hidden=64)
+    recipe = LittleBitRecipe(bpp=1.0, distill_tokens=0)
+    compress_model(tmp_path / "packed", recipe=recipe, model=reference_to(dense, "model"))
+    summary = evaluate_model(PROBED, tmp_path / "packed", task_sets, text, tmp_path / "out", dense=dense)
+    assert summary["metrics"]["probe/forced/cos_h"] < 0.99
+    network, _ = load_candidate(tmp_path / "packed", None, torch.float32)
+    probe = RepresentationProbe(*load_candidate(dense, None, torch.float32))
+    table = probe.layerwise(["the sea is blue and the rose is red . the leaf is green"], "pruned", network)
+    assert table.frame.layer.nunique() == 2
+    assert table.frame.kl.min() > 0
