@@ -1,6 +1,7 @@
 """Candidates: the models that one flow run puts side by side, and the folders that carry them between steps."""
 
 import json
+import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -79,10 +80,11 @@ def load_candidates(folder: Path) -> list[Candidate]:
         DataError: when the folder holds neither.
     """
     if not (folder / LISTING).exists():
+        name = Path(os.path.abspath(folder)).name  # `.` has no name of its own; a link keeps its own
         if (folder / "adapter_config.json").exists():
             return [
                 Candidate(
-                    name=folder.name,
+                    name=name,
                     stage="expert",
                     method="given",
                     reference=reference_to(folder, "adapter"),
@@ -90,9 +92,7 @@ def load_candidates(folder: Path) -> list[Candidate]:
             ]
         if (folder / "config.json").exists():
             return [
-                Candidate(
-                    name=folder.name, stage="base", method="given", reference=reference_to(folder, "model")
-                )
+                Candidate(name=name, stage="base", method="given", reference=reference_to(folder, "model"))
             ]
         raise DataError(
             f"{folder} holds no model; give a folder with config.json, adapter_config.json or {LISTING}"

@@ -194,11 +194,15 @@ def candidate_run(ctx: RunContext, name: str, tags: Mapping[str, str] | None = N
     candidate meet on one page.
     """
     with _candidate_lock:
-        found = ctx.client.search_runs(
-            [ctx.experiment_id],
-            f"tags.`{PARENT_TAG}` = '{ctx.parent_run_id}' and tags.`{CANDIDATE_TAG}` = '{name}'",
-            max_results=1,
-        )
+        if "'" in name or '"' in name:
+            # MLflow's filters have no way to write a quotation mark.
+            found = [run for run in children(ctx) if run.data.tags.get(CANDIDATE_TAG) == name]
+        else:
+            found = ctx.client.search_runs(
+                [ctx.experiment_id],
+                f"tags.`{PARENT_TAG}` = '{ctx.parent_run_id}' and tags.`{CANDIDATE_TAG}` = '{name}'",
+                max_results=1,
+            )
         if found:
             return found[0].info.run_id
         run = ctx.client.create_run(

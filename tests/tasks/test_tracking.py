@@ -143,3 +143,28 @@ def test_a_candidate_of_another_folder_is_refused(tmp_path: Path) -> None:
     (folder / "candidates.json").write_text(listing)
     with pytest.raises(DataError, match="points outside"):
         load_candidates(folder)
+
+
+@pytest.mark.parametrize("name", ["bob's model", 'the "best"', 'bob\'s "best"'])
+def test_a_candidate_whose_name_has_quotation_marks(name: str, work: Path) -> None:
+    with flow_run("demo", Plain()) as ctx:
+        other = candidate_run(ctx, "bob")
+        run = candidate_run(ctx, name)
+        assert candidate_run(ctx, name) == run != other
+        assert [child.info.run_name for child in children(ctx)] == ["bob", name]
+
+
+def test_a_model_in_the_current_folder_is_called_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tasks.candidates import load_candidates
+
+    for kind, file in (("mine", "config.json"), ("adapter", "adapter_config.json")):
+        folder = tmp_path / kind
+        folder.mkdir()
+        (folder / file).write_text("{}")
+        (folder / "inner").mkdir()
+        monkeypatch.chdir(folder)
+        assert load_candidates(Path())[0].name == kind
+        monkeypatch.chdir(folder / "inner")
+        assert load_candidates(Path(".."))[0].name == kind
