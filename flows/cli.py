@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from flows.interrupts import notice
 from methods.common.errors import ConfigError, DataError, NumericalError
 
 app = typer.Typer(
@@ -19,6 +20,7 @@ app = typer.Typer(
 )
 
 USAGE_ERROR = 2
+INTERRUPTED = 130
 
 
 @contextmanager
@@ -32,6 +34,10 @@ def one_line_errors() -> Iterator[None]:
     except (NumericalError, OSError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        notice()
+        typer.echo("interrupted: finished steps are kept; the same command goes on from there", err=True)
+        raise typer.Exit(INTERRUPTED) from None
     except Exception as error:
         if not _is_mlflows(error):
             raise

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.markdown import Markdown
 
+from flows.interrupts import insist
 from flows.registry import FlowEntry
 from flows.servers.state import running
 from flows.servers.tracking import check_tracking
@@ -45,6 +46,10 @@ def find_server() -> str | None:
 def end_orphan_servers() -> None:
     """End the temporary servers that runs on this work folder left when they were killed."""
     home = os.environ["PREFECT_HOME"]
+    # In a container process 1 may itself be a run, whose server is no orphan.
+    with contextlib.suppress(psutil.Error):
+        if any("seedloom" in part or part == "flows.cli" for part in psutil.Process(1).cmdline()):
+            return
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             if process.ppid() != 1 or "prefect.server.api.server:create_app" not in process.cmdline():
@@ -66,6 +71,7 @@ def run_flow(entry: FlowEntry, config: Config) -> Any:
         os.environ.setdefault("SEEDLOOM_MLFLOW_URL", up.mlflow)
         settings.cache_clear()
     show_progress()
+    insist()
     flow = entry.load_flow()
     quiet_runs()
     report = flow(config)

@@ -1,5 +1,6 @@
 """What every flow does around its stages: open the MLflow run, check the work folder, name the Prefect run."""
 
+import contextlib
 import logging
 import os
 import threading
@@ -7,8 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 from prefect.runtime import flow_run as prefect_run
 
+from flows.interrupts import notice
 from tasks.config import Config
 from tasks.output_folder import check_report
 from tasks.settings import settings
@@ -38,6 +41,7 @@ def open_run(flow: str, config: Config, needed_bytes: int = 0) -> Iterator[RunCo
     except Exception:
         raise
     except BaseException:
+        notice()
         _end_soon()
         raise
 
@@ -47,6 +51,14 @@ def _end_soon() -> None:
 
     The step's part is kept for the next run, the MLflow runs are closed already.
     """
-    timer = threading.Timer(GRACE_SECONDS, os._exit, args=(INTERRUPTED,))
+    timer = threading.Timer(GRACE_SECONDS, _end_now)
     timer.daemon = True
     timer.start()
+
+
+def _end_now() -> None:
+    # What this process started, such as a temporary Prefect server, would live on without it.
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            child.terminate()
+    os._exit(INTERRUPTED)

@@ -163,12 +163,15 @@ def step(
     def decorate(work: Work) -> Task[..., StepResult]:
         def cache_key(_context: TaskRunContext, parameters: dict[str, Any]) -> str:
             key = step_key(name, version, parameters["inputs"])
+            # Prefect's record holds the output's path, so it is one of this place: a work folder may be moved.
+            place = hashlib.sha256(str(settings().work).encode()).hexdigest()[:8]
+            record = f"{name}-{key}-{place}"
             if Workspace(settings().work).find(name, key) is None:
                 # Prefect would answer from its record although the files are gone or damaged.
-                _forget(f"{name}-{key}")
+                _forget(record)
             else:
                 logger.info("%s: reused", parameters["label"])
-            return f"{name}-{key}"
+            return record
 
         @task(
             name=name,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from tasks.config import Config
 
@@ -83,6 +83,13 @@ class OwnTask(Config):
         default="index",
         description="How the answer is given: position from 0, position from 1, letter A, B, C ..., or its text",
     )
+
+    @field_validator("name")
+    @classmethod
+    def _not_reserved(cls, value: str) -> str:
+        if value == "mean":
+            raise ValueError("'mean' is what the average over tasks is called; choose another name")
+        return value
 
     @model_validator(mode="after")
     def _columns_fit(self) -> Self:
