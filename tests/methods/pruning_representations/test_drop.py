@@ -46,8 +46,17 @@ def zeroed(model: Any, ids: torch.Tensor, case: dict[str, list[int]]) -> torch.T
         return logits(model, ids)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.parametrize("model_type", CAUSAL)
+# All cases where blocks differ in kind, the two that mix most on all.
+@pytest.mark.parametrize(
+    ("model_type", "case"),
+    [
+        (kind, case)
+        for kind in CAUSAL
+        for i, case in enumerate(CASES)
+        if i in (1, 3) or kind in ("llama", "gemma3_text", "gpt2", "gpt_neox")
+    ],
+    ids=str,
+)
 def test_function_cache_and_round_trip(model_type: str, case: dict[str, list[int]], tmp_path: Path) -> None:
     model, ids = tiny(model_type), tokens()
     before = {name: value.clone() for name, value in model.state_dict().items()}
