@@ -19,6 +19,7 @@ from typing import Any
 from methods.common.errors import DataError
 from tasks.prepare.bundled import MINILM, SMOLLM2, package_file, package_origin, sha256_file
 from tasks.prepare.config import ModelSettings
+from tasks.prepare.user_data import source_name
 from tasks.quiet import quiet_progress
 
 SMOLLM2_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -209,7 +210,7 @@ def materialise_model(settings: ModelSettings, out: Path) -> dict[str, Any]:
             provenance = package_origin(MINILM, folder / "model.safetensors", source=settings.source).record()
         elif Path(settings.source).expanduser().is_dir():
             folder = Path(settings.source).expanduser()
-            provenance = {"source": settings.source, "licence": _licence_of(folder)}
+            provenance = {"source": source_name(settings.source), "licence": _licence_of(folder)}
         else:
             folder, commit = _fetch_from_hub(settings)
             check_model_folder(folder, settings.architecture)

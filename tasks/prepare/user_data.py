@@ -47,6 +47,16 @@ def own_examples(task: OwnTask, *, test: bool = False) -> list[Example]:
     return list(seen.values())
 
 
+def source_name(source: str) -> str:
+    """A source as a folder that is passed on may name it: a hub id as it is, of a path its last part.
+
+    That says nothing about this machine, and is the same however the path was written.
+    """
+    path = Path(source).expanduser()
+    on_disk = path.exists() or glob.has_magic(source) or path.is_absolute()
+    return path.resolve().name if on_disk else source
+
+
 def source_kind(source: str) -> str:
     """'saved' (a folder of `save_to_disk`), 'files' (a file, a glob, a folder of files) or 'hub'.
 
