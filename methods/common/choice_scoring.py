@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from methods.common.errors import DataError
+from methods.common.open_text import open_tokens
 from methods.common.packed_scoring import is_packable, packed_loglikelihoods, unwrapped
 
 Tokenizer = Callable[..., Any]
@@ -74,10 +75,10 @@ def encode_item(
         choices, gold = [choices[gold]], 0
     stripped = context.rstrip()
     moved = context[len(stripped) :]  # a space before a word belongs to the word's token
-    prompt: list[int] = list(tokenizer(stripped)["input_ids"]) if stripped else []
+    prompt: list[int] = open_tokens(tokenizer, stripped) if stripped else []
     encoded = []
     for choice in choices:
-        whole = list(tokenizer(stripped + moved + choice)["input_ids"])
+        whole = open_tokens(tokenizer, stripped + moved + choice)
         tokens = whole[len(prompt) :]
         if not tokens or not choice:
             raise DataError(

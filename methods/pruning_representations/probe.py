@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from methods.common.errors import ConfigError, DataError, NumericalError
+from methods.common.open_text import open_tokens
 from methods.common.sublayers import layout_of, logits_of, output_head
 from methods.pruning_representations.compare import compare_logits, compare_states, compare_top
 from methods.pruning_representations.decoding import Writer, choose, head_input, pad_left, write
@@ -129,7 +130,7 @@ class RepresentationProbe:
 
     def _rows(self, texts: Sequence[str], max_length: int, steps: int) -> tuple[list[list[int]], list[int]]:
         """Token ids of each text, and the first position that may be looked at."""
-        rows = [list(self.tokenizer(text)["input_ids"])[:max_length] for text in texts]
+        rows = [open_tokens(self.tokenizer, text)[:max_length] for text in texts]
         if not rows:
             raise DataError("no texts to probe; give at least one")
         if steps == 0:
@@ -198,7 +199,7 @@ class RepresentationProbe:
         """
         other = self._ready(other)
         self._same_vocabulary(other)
-        rows = [list(self.tokenizer(prompt)["input_ids"]) for prompt in prompts]
+        rows = [open_tokens(self.tokenizer, prompt) for prompt in prompts]
         if not rows:
             raise DataError("no prompts to probe; give at least one")
         uniform = torch.rand(max_new_tokens, len(rows), generator=torch.Generator().manual_seed(seed))
@@ -316,7 +317,7 @@ class RepresentationProbe:
         if not questions:
             raise DataError("no questions to probe; give at least one")
         index = torch.tensor(option_tokens(self.tokenizer, option_strings))
-        rows = [list(self.tokenizer(question)["input_ids"]) for question in questions]
+        rows = [open_tokens(self.tokenizer, question) for question in questions]
         order = sorted(range(len(rows)), key=lambda i: (len(rows[i]), i))
         frames = []
         for start in range(0, len(order), batch_size):

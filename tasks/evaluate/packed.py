@@ -9,7 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from lm_eval.models.huggingface import HFLM
+from torch import Tensor
 
+from methods.common.open_text import closing_tokens
 from methods.common.packed_scoring import Request, is_packable, packed_loglikelihoods
 
 
@@ -34,6 +36,25 @@ class PackedLM(HFLM):
         self.batch_tokens = batch_tokens
         self.show_progress = show_progress
         self.packs = is_packable(model)
+
+    def tok_encode(
+        self,
+        string: str,
+        add_special_tokens: bool | None = None,
+        left_truncate_len: int | None = None,
+        **kwargs: Any,
+    ) -> list[int]:
+        """The harness's tokens, without an end token that the tokenizer puts behind every text."""
+        tokens: list[int] = super().tok_encode(string, add_special_tokens=add_special_tokens, **kwargs)
+        tokens = tokens[: len(tokens) - closing_tokens(self.tokenizer, string, tokens)]
+        return tokens[-left_truncate_len:] if left_truncate_len else tokens
+
+    def tok_batch_encode(self, strings: list[str], *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """As `tok_encode`, for texts that are to be continued: padded on the left, so the ends are one column."""
+        ids, mask = super().tok_batch_encode(strings, *args, **kwargs)
+        row = ids[0][mask[0].bool()].tolist()
+        surplus = closing_tokens(self.tokenizer, strings[0], row)
+        return (ids[:, :-surplus], mask[:, :-surplus]) if surplus else (ids, mask)
 
     def loglikelihood(self, requests: Any, disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         return super().loglikelihood(requests, disable_tqdm=disable_tqdm or not self.show_progress)

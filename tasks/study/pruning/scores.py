@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from methods.common.errors import DataError
+from methods.common.open_text import open_tokens
 from methods.common.packed_scoring import is_packable, packed_loglikelihoods
 from methods.pruning_representations.decoding import write
 from tasks.study.pruning.items import CHOICE, is_right
@@ -23,7 +24,7 @@ def _choices(model: Any, tokenizer: Any, items: list[dict[str, Any]]) -> list[fl
     """The highest log-likelihood per character wins, as `acc_norm` of the usual harness."""
     requests, owners = [], []
     for number, item in enumerate(items):
-        context = list(tokenizer(item["context"])["input_ids"])
+        context = open_tokens(tokenizer, item["context"])
         for choice in item["choices"]:
             answer = list(tokenizer(choice, add_special_tokens=False)["input_ids"])
             requests.append(((item["context"], choice), context, answer))
@@ -56,7 +57,7 @@ def _written(model: Any, tokenizer: Any, items: list[dict[str, Any]]) -> list[fl
         token for text, token in tokenizer.get_vocab().items() if "\n" in text or "Ċ" in text
     }
     rows = [
-        list(tokenizer(prompt_of(tokenizer, item), add_special_tokens="chat" not in item)["input_ids"])
+        open_tokens(tokenizer, prompt_of(tokenizer, item), add_special_tokens="chat" not in item)
         for item in items
     ]
     made = write(
