@@ -10,6 +10,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.models import Model
 from prefect import task
 
+from methods.common.open_text import open_tokens
 from tasks.candidates import Candidate
 from tasks.tracking import RunContext, candidate_run
 
@@ -89,14 +90,16 @@ class TextGenerator:
 
     def predict(self, prompts: Sequence[str], params: Mapping[str, Any] | None = None) -> list[str]:
         """Greedy continuations of at most `max_new_tokens` (default 32) tokens."""
+        import torch
+
         limit = int((params or {}).get("max_new_tokens", 32))
         texts = []
         for prompt in prompts:
-            encoded = self.tokenizer(prompt, return_tensors="pt")
-            tokens = self.model.generate(**encoded, max_new_tokens=limit, do_sample=False)
-            texts.append(
-                self.tokenizer.decode(tokens[0, encoded["input_ids"].shape[1] :], skip_special_tokens=True)
+            given = torch.tensor([open_tokens(self.tokenizer, prompt)], device=self.model.device)
+            tokens = self.model.generate(
+                input_ids=given, attention_mask=torch.ones_like(given), max_new_tokens=limit, do_sample=False
             )
+            texts.append(self.tokenizer.decode(tokens[0, given.shape[1] :], skip_special_tokens=True))
         return texts
 
 

@@ -77,3 +77,20 @@ def test_the_harness_sees_the_same_tokens(folder: Path, plain: str, ended: str) 
         width = min(part[0].shape[1] for part in pairs)
         assert pairs[0][0][:, -width:].tolist() == pairs[1][0][:, -width:].tolist()
         assert pairs[1][1].shape == pairs[1][0].shape
+
+
+def test_a_registered_model_goes_on_where_the_prompt_ends(folder: Path, tmp_path: Path) -> None:
+    import shutil
+
+    from tasks.report.registry import TextGenerator
+
+    shutil.copytree(folder, tmp_path / "ended")
+    load(folder, "<s> $A </s>").save_pretrained(tmp_path / "ended")
+    shutil.copytree(folder, tmp_path / "plain")
+    load(folder, "<s> $A").save_pretrained(tmp_path / "plain")
+    said = [
+        TextGenerator(tmp_path / name).predict(["the sea is", "the"], {"max_new_tokens": 8})
+        for name in ("plain", "ended")
+    ]
+    assert said[0] == said[1]
+    assert any(said[0])
