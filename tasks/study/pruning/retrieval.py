@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from methods.common.linear_layers import register_architecture
-from methods.pruning_representations import drop_sublayers, magnitude, wanda
+from methods.pruning_representations import drop_sublayers, wanda
 from methods.pruning_representations.calibration import sample_sequences
 
 
-def encode(model: Any, tokenizer: Any, texts: list[str], batch_size: int = 32, longest: int = 200) -> Tensor:
+def encode(model: Any, tokenizer: Any, texts: list[str], batch_size: int = 32, longest: int = 128) -> Tensor:
     """Sentence vectors [texts, width]: mean of the last states over real tokens, of length 1."""
     order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
     vectors: list[Tensor] = [torch.empty(0)] * len(texts)
@@ -64,7 +64,6 @@ def variants(model: Any, calibration: Tensor) -> dict[str, Any]:
         "drop-attn-1": drop_sublayers(model, attn=[first]),
         "wanda-30pct": wanda(copy.deepcopy(model), calibration, sparsity=0.3),
         "wanda-50pct": wanda(copy.deepcopy(model), calibration, sparsity=0.5),
-        "magnitude-50pct": magnitude(copy.deepcopy(model), sparsity=0.5),
     }
 
 
