@@ -15,7 +15,7 @@ import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, NamedTuple, Self
+from typing import Any, BinaryIO, NamedTuple, Self, TypeGuard
 
 import torch
 from torch import Tensor
@@ -30,6 +30,8 @@ DTYPES: dict[str, torch.dtype] = {
     "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
     "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
+# Bytes of a number, also of types that are only copied; a type that is not named here is not checked.
+WIDTHS = {name: dtype.itemsize for name, dtype in DTYPES.items()} | {"U16": 2, "U32": 4, "U64": 8}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
@@ -47,33 +49,92 @@ class TensorInfo(NamedTuple):
         return math.prod(self.shape)
 
 
-def read_header(file: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
-    """Tensors of one file in the order of their data, and its metadata. `DataError` for a damaged file."""
+class Entry(NamedTuple):
+    """One tensor as a header tells of it: type by its name in the file, byte range `[begin, end)` of the data."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+def header_entries(file: Path) -> tuple[dict[str, Entry], dict[str, str], int]:
+    """The tensors of one file in the order of their data, its metadata, and where the data start.
+
+    Raises:
+        DataError: it cannot be read, is no safetensors file, or its tensors are not the file: they overlap, leave
+            gaps, do not fit their shape or end elsewhere.
+    """
+    damaged = f"{file}: is not a safetensors file or is cut short"
+    again = "fetch or write it again"
     try:
         size = file.stat().st_size
         with file.open("rb") as handle:
             length = int.from_bytes(handle.read(8), "little")
             if size < 8 or length > min(_MAX_HEADER, size - 8):
-                raise DataError(f"{file} is not a safetensors file or is cut short; write it again")
-            header: dict[str, Any] = json.loads(handle.read(length))
+                raise DataError(f"{damaged} ({size} bytes); {again}")
+            header: Any = json.loads(handle.read(length))
     except OSError as error:
-        raise DataError(f"{file} cannot be read ({error.strerror})") from error
+        raise DataError(f"{file}: cannot be read ({error.strerror})") from error
+    except RecursionError as error:
+        raise DataError(f"{damaged} (unreadable header); {again}") from error
     except ValueError as error:
         if isinstance(error, DataError):
             raise
-        raise DataError(f"{file} has a damaged header; write it again") from error
-    metadata = header.pop("__metadata__", {}) or {}
+        raise DataError(f"{damaged} (unreadable header); {again}") from error
+    if not isinstance(header, dict):
+        raise DataError(f"{damaged} (its header is a {type(header).__name__}, no table of tensors); {again}")
+    metadata = header.pop("__metadata__", None) or {}
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise DataError(f"{damaged} (its metadata are no table of texts); {again}")
+    entries = {}
+    for name, told in header.items():
+        entry = _entry(told)
+        if entry is None:
+            raise DataError(f"{damaged} (tensor {name} has no type, shape and offsets); {again}")
+        entries[name] = entry
+    entries = dict(sorted(entries.items(), key=lambda item: (item[1].begin, item[1].end)))
+    end = 0
+    for name, entry in entries.items():
+        width = WIDTHS.get(entry.dtype)
+        fits = width is None or entry.end - entry.begin == math.prod(entry.shape) * width
+        if entry.begin != end or entry.end < entry.begin or not fits:
+            raise DataError(f"{damaged} (tensor {name} has wrong offsets); {again}")
+        end = entry.end
+    if 8 + length + end != size:
+        raise DataError(
+            f"{file}: is cut short or padded ({size} bytes where the header says {8 + length + end}); {again}"
+        )
+    return entries, metadata, 8 + length
+
+
+def _entry(told: Any) -> Entry | None:
+    if not isinstance(told, dict):
+        return None
+    dtype, shape, offsets = told.get("dtype"), told.get("shape"), told.get("data_offsets")
+    if not isinstance(dtype, str) or not _are_counts(shape) or not _are_counts(offsets) or len(offsets) != 2:
+        return None
+    return Entry(dtype, tuple(shape), *offsets)
+
+
+def _are_counts(value: Any) -> TypeGuard[list[int]]:
+    return isinstance(value, list) and all(type(item) is int and item >= 0 for item in value)
+
+
+def read_header(file: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
+    """Tensors of one file in the order of their data, and its metadata.
+
+    Raises:
+        DataError: as `header_entries`, or a tensor has a type that torch does not have.
+    """
+    entries, metadata, start = header_entries(file)
     tensors = {}
-    for name, entry in header.items():
-        dtype = DTYPES.get(entry.get("dtype"))
+    for name, entry in entries.items():
+        dtype = DTYPES.get(entry.dtype)
         if dtype is None:
-            raise DataError(f"{file}: tensor {name} has the unsupported type {entry.get('dtype')}")
-        begin, end = (8 + length + int(offset) for offset in entry["data_offsets"])
-        info = TensorInfo(file, dtype, tuple(int(n) for n in entry["shape"]), begin, end)
-        if not 8 + length <= begin <= end <= size or end - begin != info.numel * dtype.itemsize:
-            raise DataError(f"{file} is cut short or damaged at tensor {name}; write it again")
-        tensors[name] = info
-    return dict(sorted(tensors.items(), key=lambda item: item[1].begin)), metadata
+            raise DataError(f"{file}: tensor {name} has the unsupported type {entry.dtype}")
+        tensors[name] = TensorInfo(file, dtype, entry.shape, start + entry.begin, start + entry.end)
+    return tensors, metadata
 
 
 class RangeReader:
@@ -118,13 +179,12 @@ def folder_tensors(folder: Path, stem: str = "model") -> dict[str, TensorInfo]:
     missing.
     """
     single, index = folder / f"{stem}.safetensors", folder / f"{stem}.safetensors.index.json"
-    if single.is_file():
-        return read_header(single)[0]
     if index.is_file():
         try:
-            weight_map: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            weight_map: dict[str, str] = dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(f"{index} is damaged; download or save the model again") from error
+        check_one_model(folder, stem, weight_map.values())
         tensors: dict[str, TensorInfo] = {}
         for shard in dict.fromkeys(weight_map.values()):
             if Path(shard).name != shard:
@@ -136,6 +196,8 @@ def folder_tensors(folder: Path, stem: str = "model") -> dict[str, TensorInfo]:
                 f"{folder}: the shards lack {len(missing)} tensors of the index, first {missing[0]}"
             )
         return tensors
+    if single.is_file():
+        return read_header(single)[0]
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder; give the path of a saved model")
     pickled = sorted(p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".ckpt"))
@@ -145,6 +207,16 @@ def folder_tensors(folder: Path, stem: str = "model") -> dict[str, TensorInfo]:
             "safetensors"
         )
     raise DataError(f"{folder} holds no {stem}.safetensors; give the folder of a saved model")
+
+
+def check_one_model(folder: Path, stem: str, shards: Iterable[object]) -> None:
+    """`DataError` when a folder holds a whole model and an index of other files: readers differ in which they take."""
+    single = f"{stem}.safetensors"
+    others = sorted({str(shard) for shard in shards} - {single})
+    if others and (folder / single).is_file():
+        raise DataError(
+            f"{folder}: holds {single} and an index of other files ({others[0]}); remove the one or the other"
+        )
 
 
 class StreamWriter:

@@ -8,15 +8,16 @@ from the folder's small files and the header of each weight file.
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
-import struct
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from methods.common.errors import DataError
+from methods.common.safetensors_stream import Entry, check_one_model, header_entries
 from tasks.prepare.bundled import MINILM, SMOLLM2, package_file, package_origin, sha256_file
 from tasks.prepare.config import ModelSettings
 from tasks.prepare.user_data import source_name
@@ -47,22 +48,6 @@ SIDE_FILES = (
     "NOTICE",
 )
 _HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*(/[\w.-]+)?$")
-_DTYPE_BYTES = {
-    "F64": 8,
-    "F32": 4,
-    "F16": 2,
-    "BF16": 2,
-    "I64": 8,
-    "I32": 4,
-    "I16": 2,
-    "I8": 1,
-    "U8": 1,
-    "BOOL": 1,
-    "U16": 2,
-    "U32": 4,
-    "U64": 8,
-}
-_HEADER_LIMIT = 100_000_000  # bytes; the safetensors format's own limit
 
 
 def check_model_source(settings: ModelSettings) -> None:
@@ -125,10 +110,9 @@ def weight_files(folder: Path) -> list[str]:
         if not isinstance(table, dict) or not table:
             raise DataError(f"{index}: has no weight_map; save the model again")
         names = sorted({str(name) for name in table.values()})
+        _check_names(index, names)
+        check_one_model(folder, "model", names)
         for name in names:
-            # A plain file name in the same folder: an index must not reach outside.
-            if Path(name).name != name or not name.endswith(".safetensors"):
-                raise DataError(f"{index}: names {name!r}, which is not a safetensors file of this folder")
             if not (folder / name).is_file():
                 raise DataError(
                     f"{folder / name}: is missing although the index names it; fetch the model again"
@@ -151,42 +135,20 @@ def weight_files(folder: Path) -> list[str]:
     raise DataError(f"model {folder}: holds no model.safetensors")
 
 
-def read_safetensors_header(path: Path) -> dict[str, dict[str, Any]]:
+def _check_names(index: Path, names: list[str]) -> None:
+    """Refuse an index that reaches outside its folder: only plain file names."""
+    for name in names:
+        if Path(name).name != name or not name.endswith(".safetensors"):
+            raise DataError(f"{index}: names {name!r}, which is not a safetensors file of this folder")
+
+
+def read_safetensors_header(path: Path) -> dict[str, Entry]:
     """Names, types, shapes and offsets of a safetensors file's tensors, checked against the file's size.
 
     Raises:
-        DataError: the header is unreadable, or tensors lie outside the file, overlap or do not fit their shape.
+        DataError: see `header_entries`.
     """
-    size = path.stat().st_size
-    damaged = f"{path}: is not a whole safetensors file"
-    with path.open("rb") as handle:
-        start = handle.read(8)
-        if len(start) < 8:
-            raise DataError(f"{damaged} ({size} bytes); fetch or save it again")
-        (length,) = struct.unpack("<Q", start)
-        if length > min(_HEADER_LIMIT, size - 8):
-            raise DataError(f"{damaged} (its header of {length} bytes does not fit); fetch or save it again")
-        try:
-            header = json.loads(handle.read(length))
-        except ValueError as error:
-            raise DataError(f"{damaged} (unreadable header); fetch or save it again") from error
-    header.pop("__metadata__", None)
-    end = 0
-    for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
-        first, last = entry["data_offsets"]
-        numbers = 1
-        for extent in entry["shape"]:
-            numbers *= extent
-        width = _DTYPE_BYTES.get(entry["dtype"])
-        if first != end or last < first or (width is not None and last - first != numbers * width):
-            raise DataError(f"{damaged} (tensor {name} has wrong offsets); fetch or save it again")
-        end = last
-    if 8 + length + end != size:
-        raise DataError(
-            f"{path}: is cut short or padded ({size} bytes where the header says {8 + length + end}); "
-            "fetch or save it again"
-        )
-    return header
+    return header_entries(path)[0]
 
 
 def materialise_model(settings: ModelSettings, out: Path) -> dict[str, Any]:
@@ -223,7 +185,7 @@ def materialise_model(settings: ModelSettings, out: Path) -> dict[str, Any]:
     provenance["dtype"] = settings.dtype
     _write_json(out / "provenance.json", provenance)
     headers = [read_safetensors_header(out / name) for name in weight_files(out)]
-    parameters = sum(_count(entry["shape"]) for header in headers for entry in header.values())
+    parameters = sum(math.prod(entry.shape) for header in headers for entry in header.values())
     config = _read_json(out / "config.json", "")
     return {
         "parameters": parameters,
@@ -416,6 +378,10 @@ def _check_architecture(
                 f"model {name}: {kind} is no language model that writes text; set architecture to 'any'"
             )
         classes = config.get("architectures") or []
+        if not isinstance(classes, list) or not all(isinstance(item, str) for item in classes):
+            raise DataError(
+                f"model {name}: config.json has architectures {classes!r}, which is no list of class names"
+            )
         if classes and not any("CausalLM" in item or "LMHead" in item for item in classes):
             raise DataError(
                 f"model {name}: holds {classes[0]}, not a causal language model; set architecture to 'any'"
@@ -459,13 +425,6 @@ def _licence_of(folder: Path) -> str:
         if match:
             return match.group(1)
     return "not stated"
-
-
-def _count(shape: list[int]) -> int:
-    numbers = 1
-    for extent in shape:
-        numbers *= extent
-    return numbers
 
 
 def _read_json(path: Path, missing: str) -> dict[str, Any]:

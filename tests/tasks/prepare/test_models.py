@@ -173,6 +173,20 @@ def test_damaged_weights_are_found_from_the_header(model: Path, damage: str) -> 
     assert "model.safetensors" in refusal(model)
 
 
+@pytest.mark.parametrize("value", ["LlamaForCausalLM", {"a": 1}, [3]])
+def test_architectures_that_are_no_list_of_names(model: Path, value: object) -> None:
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"architectures": value}))
+    assert "which is no list of class names" in refusal(model)
+
+
+def test_a_whole_model_beside_an_index_of_shards(model: Path) -> None:
+    whole = (model / "model.safetensors").read_bytes()
+    shard(model)
+    (model / "model.safetensors").write_bytes(whole)
+    assert "an index of other files" in refusal(model)
+
+
 def test_a_missing_shard_is_named(model: Path) -> None:
     names = shard(model)
     (model / names[1]).unlink()
@@ -231,7 +245,7 @@ def test_a_missing_package_names_its_installation(monkeypatch: pytest.MonkeyPatc
 def test_the_header_is_safetensors_own(model: Path) -> None:
     header = read_safetensors_header(model / "model.safetensors")
     tensors = load_file(model / "model.safetensors")
-    assert {key: entry["shape"] for key, entry in header.items()} == {
+    assert {key: list(entry.shape) for key, entry in header.items()} == {
         k: list(v.shape) for k, v in tensors.items()
     }
 
