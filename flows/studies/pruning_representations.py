@@ -18,7 +18,7 @@ from tasks.prepare.text import check_text_source
 from tasks.reference import Reference
 from tasks.report.pruning_representations import REFERENCE, Results, log_candidates, report_parts
 from tasks.report.publish import Report, publish, report_folder
-from tasks.study.pruning.items import CORE, MORE
+from tasks.study.pruning.items import CHAT, CORE, MORE
 from tasks.study.pruning_representations import (
     decoding_step,
     items_step,
@@ -158,8 +158,10 @@ def pruning_representations(
         for name in [*scored, *extra]:
             given = {"model": models[name], "items": items}
             started["scores", name] = run(scores_step, f"scores {name}", **given, tasks=list(CORE))
-            if full and (name == "dense" or name in wanted):
-                started["more", name] = run(scores_step, f"more scores {name}", **given, tasks=list(MORE))
+            if name == "dense" or name in wanted:
+                started["chat", name] = run(scores_step, f"chat scores {name}", **given, tasks=list(CHAT))
+                if full:
+                    started["more", name] = run(scores_step, f"more scores {name}", **given, tasks=list(MORE))
         for name, model in models.items():
             given = {"model": model, "text": text, "characters": PERPLEXITY_CHARACTERS}
             started["perplexity", name] = run(perplexity_step, f"perplexity {name}", **given)

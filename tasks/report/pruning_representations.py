@@ -61,7 +61,7 @@ class Results:
         self.options = {name: pd.concat(parts, ignore_index=True) for name, parts in asked.items()}
         self.scores: dict[str, dict[str, list[float]]] = {}
         for key, result in found.items():
-            if key[0] in ("scores", "more"):
+            if key[0] in ("scores", "chat", "more"):
                 self.scores.setdefault(key[1], {}).update(item_scores(result.path))
         self.perplexity = {
             key[1]: float(r.summary["perplexity"]) for key, r in found.items() if key[0] == "perplexity"

@@ -14,6 +14,7 @@ from flows.studies.pruning_representations_config import PruningRepresentationsC
 from flows.task_runner import Finished
 from methods.common.errors import DataError
 from tasks.compress.recipes import DropRecipe, MagnitudeRecipe, WandaRecipe
+from tasks.study.pruning.items import CHAT, CORE
 from tests.tiny_models import tiny_llama, toy_text
 
 SMALL = {"calibration_sequences": 2, "calibration_length": 16}
@@ -75,7 +76,7 @@ def test_from_settings_to_report_twice(tiny: PruningRepresentationsConfig, alone
     assert {"hierarchy", "gap/attn", "gap/weights", "history", "options/plain/kl_ratio"} <= names
     assert list(shown.variant) == ["dense", "drop-attn-1-c2x16", "wanda-50pct-c2x16"]
     assert set(metrics["perplexity"]) == {*shown.variant, "magnitude-50pct"}
-    assert set(metrics["tasks"]["dense"]) == {"cloze", "piqa", "arithmetic", "recall"}
+    assert set(metrics["tasks"]["dense"]) == {*CORE, *CHAT}
     assert metrics["tasks"]["dense"]["cloze"]["kept"] == 1
     assert "Outlook by the probes" in found["notes"]
     first = json.dumps(metrics, sort_keys=True)

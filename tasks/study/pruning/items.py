@@ -19,8 +19,9 @@ from methods.common.errors import DataError
 CHOICE = ("cloze", "piqa", "hellaswag")
 WRITTEN = ("arithmetic", "arithmetic_words", "recall", "squad")
 CORE = ("cloze", "piqa", "arithmetic", "recall")
-# Further tasks of the full profile.
-MORE = ("hellaswag", "arithmetic_words", "squad")
+# Of the recipes that the user names, and further ones in the full profile.
+CHAT = ("arithmetic_words",)
+MORE = ("hellaswag", "squad")
 CHANCE = {"cloze": 0.25, "piqa": 0.5, "hellaswag": 0.25}
 LETTERS = (" A", " B", " C", " D")
 NUMBERS = (
