@@ -31,6 +31,7 @@ from tasks.study.span_norm_config import SpanNormStudy
 
 logger = logging.getLogger("seedloom")
 VERSION = "1"
+DEFAULT_DATA = str(SpanNormStudy.model_fields["data"].default)
 START_CANDIDATES = (
     ("span", "inv_sqrt_depth"),
     ("span", "none"),
@@ -55,9 +56,9 @@ def check_study(config: SpanNormStudy) -> None:
     """
     if config.warmup >= config.steps:
         raise ConfigError(f"warmup={config.warmup}: give fewer than steps={config.steps}")
-    if config.data == "data/kjv" and not Path(config.data).exists():
+    if config.data == DEFAULT_DATA and not Path(config.data).exists():
         raise ConfigError(
-            "data=data/kjv: is not there; `dvc repro data@kjv` makes it, or name text of your own"
+            f"data={DEFAULT_DATA}: is not there; `dvc repro data@kjv` makes it, or name text of your own"
         )
     check_corpus(corpus_settings(config))
 

@@ -13,7 +13,7 @@ class SpanNormStudy(Config):
     """The paper's claims on bytes of real text: laws at the start, and short trainings of every scheme."""
 
     data: str = Field(
-        "data/kjv",
+        "data/kjv/kjv.jsonl",
         min_length=1,
         description="Folder, file or glob of text (.txt, .md, .rst, or .jsonl with a column text), a bundled source "
         "such as 'bundled:squad-passages', or a hub data set id",
