@@ -73,7 +73,9 @@ def test_from_settings_to_report_twice(tiny: PruningRepresentationsConfig, alone
     metrics, shown, tables, figures, verdicts = found["parts"]
     assert set(tables) == set(figures) == {"layers", "task_gap", "decoding", "estimates"}
     names = {verdict.claim.split(":")[0] for verdict in verdicts}
-    assert {"hierarchy", "gap/attn", "gap/weights", "history", "options/plain/kl_ratio"} <= names
+    assert {"hierarchy", "history", "options/plain/kl_ratio"} <= names
+    # A random model is at chance, so nothing is said about a gap between tasks.
+    assert not any(name.startswith("gap/") for name in names)
     assert list(shown.variant) == ["dense", "drop-attn-1-c2x16", "wanda-50pct-c2x16"]
     assert set(metrics["perplexity"]) == {*shown.variant, "magnitude-50pct"}
     assert set(metrics["tasks"]["dense"]) == {*CORE, *CHAT}
