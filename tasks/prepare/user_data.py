@@ -8,15 +8,17 @@ from __future__ import annotations
 import csv
 import glob
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from methods.common.errors import DataError
 from tasks.prepare.bundled_tasks import Example, normalise
 from tasks.prepare.config import OwnTask
 
 FILE_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
+CELL_LIMIT = 2**31 - 1  # characters; csv's own limit is 131,072
 # One row with where it stands, for messages: ("data.jsonl, line 3", {...}).
 Row = tuple[str, dict[str, Any]]
 
@@ -102,7 +104,7 @@ def source_files(source: str, suffixes: tuple[str, ...] = FILE_SUFFIXES) -> list
     """
     path = Path(source).expanduser()
     if path.is_dir():
-        files = sorted(item for item in path.rglob("*") if item.is_file() and item.suffix in suffixes)
+        files = sorted(item for item in path.rglob("*") if item.is_file() and item.suffix.lower() in suffixes)
     elif path.is_file():
         files = [path]
     else:
@@ -112,7 +114,7 @@ def source_files(source: str, suffixes: tuple[str, ...] = FILE_SUFFIXES) -> list
             f"data {source}: there is no such file; a folder or glob must match {', '.join(suffixes)}"
         )
     for item in files:
-        if item.suffix not in suffixes:
+        if item.suffix.lower() not in suffixes:
             raise DataError(f"data {item}: is not one of {', '.join(suffixes)}")
     return files
 
@@ -156,54 +158,97 @@ def _table_rows(table: Any, source: str) -> Iterator[Row]:
 
 
 def _file_rows(path: Path) -> Iterator[Row]:
-    if path.suffix == ".parquet":
+    suffix = path.suffix.lower()
+    if suffix == ".parquet":
         yield from _parquet_rows(path)
-    elif path.suffix == ".csv":
-        yield from _csv_rows(path)
-    else:
-        yield from _jsonl_rows(path)
-
-
-def _jsonl_rows(path: Path) -> Iterator[Row]:
+        return
     try:
-        with path.open(encoding="utf-8-sig") as handle:
-            for number, line in enumerate(handle, start=1):
-                if not line.strip():
-                    continue
+        yield from _csv_rows(path) if suffix == ".csv" else _json_rows(path)
+    except UnicodeDecodeError as error:
+        raise not_utf8(path) from error
+
+
+def not_utf8(path: Path) -> DataError:
+    """The error of a file that is not UTF-8: with the line and the byte of the file where it stops to be."""
+    offset = 0
+    with path.open("rb") as handle:
+        for number, line in enumerate(handle, start=1):  # no character of several bytes holds a line's end
+            try:
+                line.decode("utf-8")
+            except UnicodeDecodeError as error:
+                return DataError(
+                    f"{path}, line {number}: is not UTF-8 text (byte {offset + error.start} of the file); "
+                    "save it as UTF-8"
+                )
+            offset += len(line)
+    return DataError(f"{path}: is not UTF-8 text; save it as UTF-8")
+
+
+def _json_rows(path: Path) -> Iterator[Row]:
+    """One object a line, or, in a .json file, one list of objects."""
+    with path.open(encoding="utf-8-sig") as handle:
+        if path.suffix.lower() == ".json" and _starts_a_list(handle):
+            yield from _list_rows(path, handle.read())
+            return
+        for number, line in enumerate(handle, start=1):
+            if line.strip():
                 where = f"{path}, line {number}"
                 try:
                     row = json.loads(line)
-                except ValueError as error:
+                except (ValueError, RecursionError) as error:
                     raise DataError(
                         f"{where}: is not JSON ({error}); write one JSON object per line"
                     ) from error
-                if not isinstance(row, dict):
-                    raise DataError(
-                        f"{where}: is a JSON {type(row).__name__}; write one JSON object per line"
-                    )
-                yield where, row
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: is not UTF-8 text (byte {error.start}); save it as UTF-8") from error
+                yield where, _json_row(where, row)
+
+
+def _starts_a_list(handle: TextIO) -> bool:
+    first = ""
+    while not first and (line := handle.readline()):
+        first = line.strip()[:1]
+    handle.seek(0)
+    return first == "["
+
+
+def _list_rows(path: Path, text: str) -> Iterator[Row]:
+    try:
+        rows = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path}: is not JSON ({error}); write a list of objects, or one a line") from error
+    for number, row in enumerate(rows, start=1):
+        where = f"{path}, item {number}"
+        yield where, _json_row(where, row)
+
+
+def _json_row(where: str, row: Any) -> dict[str, Any]:
+    if not isinstance(row, dict):
+        raise DataError(f"{where}: is a JSON {type(row).__name__}; write one JSON object per line")
+    try:
+        json.dumps(row, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = error.object[error.start]
+        raise DataError(
+            f"{where}: holds half a character (\\u{ord(half):04x}, a lone surrogate); write the whole character"
+        ) from error
+    return row
 
 
 def _csv_rows(path: Path) -> Iterator[Row]:
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as handle:
-            reader = csv.DictReader(handle, strict=True)
-            try:
-                for row in reader:
-                    where = f"{path}, line {reader.line_num}"
-                    if None in row or None in row.values():
-                        raise DataError(
-                            f"{where}: has another number of cells than the header; quote cells with commas"
-                        )
-                    yield where, row
-            except csv.Error as error:
-                raise DataError(
-                    f"{path}, line {reader.line_num}: is not CSV ({error}); quote its cells"
-                ) from error
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: is not UTF-8 text (byte {error.start}); save it as UTF-8") from error
+    csv.field_size_limit(CELL_LIMIT)
+    with path.open(encoding="utf-8-sig", newline="") as handle:
+        reader = csv.DictReader(handle, strict=True)
+        try:
+            for row in reader:
+                where = f"{path}, line {reader.line_num}"
+                if None in row or None in row.values():
+                    raise DataError(
+                        f"{where}: has another number of cells than the header; quote cells with commas"
+                    )
+                yield where, row
+        except csv.Error as error:
+            raise DataError(
+                f"{path}, line {reader.line_num}: is not CSV ({error}); quote its cells"
+            ) from error
 
 
 def _parquet_rows(path: Path) -> Iterator[Row]:
@@ -275,11 +320,20 @@ def _gold(where: str, row: dict[str, Any], task: OwnTask, choices: list[str]) ->
     elif form == "letter":
         if isinstance(value, str) and len(value.strip()) == 1:
             gold = ord(value.strip().upper()) - ord("A")
-    elif isinstance(value, int) or (isinstance(value, str) and value.strip().isdecimal()):
-        gold = int(value) - (form == "index-from-1")
+    elif (number := _whole_number(value)) is not None:
+        gold = number - (form == "index-from-1")
     if isinstance(value, bool) or not 0 <= gold < len(choices):
         raise DataError(
             f"{where}: column {column!r} holds {value!r}, which is no {form} of {len(choices)} choices; "
             "mend the row or set answer_format"
         )
     return gold
+
+
+def _whole_number(value: Any) -> int | None:
+    """3, "3", 3.0 and "3.0": pandas makes numbers with a point of a column that has an empty cell."""
+    if isinstance(value, str) and re.fullmatch(r"\d{1,9}(\.0+)?", value.strip()):
+        return int(float(value))
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value if isinstance(value, int) else None

@@ -11,7 +11,7 @@ from datasets import Dataset, DatasetDict
 
 from methods.common.errors import DataError
 from tasks.prepare.config import OwnTask
-from tasks.prepare.user_data import check_own_task, own_examples
+from tasks.prepare.user_data import check_own_task, own_examples, read_rows
 
 ROWS = [
     {"q": f"Which is {i}?", "options": [f"number {i}", "none, of them"], "right": i % 2} for i in range(6)
@@ -163,3 +163,61 @@ def test_a_missing_split_or_damaged_data_set_is_named(tmp_path: Path) -> None:
     next(saved.glob("*.arrow")).write_bytes(b"nonsense")
     with pytest.raises(DataError, match="not a whole saved data set"):
         own_examples(task(saved))
+
+
+def test_a_list_of_objects_in_a_json_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text("\n" + json.dumps(ROWS, indent=1))
+    chosen = task(path)
+    check_own_task(chosen)
+    assert [e.context for e in own_examples(chosen)] == [row["q"] for row in ROWS]
+    jsonl(path, ROWS)  # one a line, as ever
+    assert len(own_examples(chosen)) == len(ROWS)
+    path.write_text(json.dumps([ROWS[0], 3]))
+    with pytest.raises(DataError, match=r"a\.json, item 2: is a JSON int"):
+        own_examples(chosen)
+    path.write_text("[{]")
+    with pytest.raises(DataError, match=r"a\.json: is not JSON .*; write a list of objects, or one a line$"):
+        own_examples(chosen)
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet"])
+def test_capital_suffixes_are_the_same_formats(kind: str, tmp_path: Path) -> None:
+    path = write(kind, tmp_path).rename(tmp_path / f"DATA.{kind.upper()}")
+    assert len(own_examples(task(path))) == len(ROWS)
+    assert len(own_examples(task(tmp_path))) == len(ROWS)
+
+
+def test_a_long_csv_cell(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(f"prompt,completion\n{'x' * 140_000},yes\n")
+    assert len(own_examples(OwnTask(name="t", source=str(path)))[0].context) == 140_000
+
+
+@pytest.mark.parametrize("place", ["q", "options"])
+def test_half_a_character_is_named(place: str, tmp_path: Path) -> None:
+    row = GOOD | {place: "a\ud83d" if place == "q" else ["red\ud83d", "blue"]}
+    path = jsonl(tmp_path / "a.jsonl", [GOOD, row])
+    with pytest.raises(DataError, match=r"a\.jsonl, line 2: holds half a character \(\\ud83d, "):
+        own_examples(task(path))
+
+
+@pytest.mark.parametrize("answer", [1.0, "1.0", "1"])
+def test_whole_numbers_with_a_point_are_positions(answer: Any, tmp_path: Path) -> None:
+    path = jsonl(tmp_path / "a.jsonl", [GOOD | {"right": answer}])
+    assert own_examples(task(path))[0].gold == 1
+    jsonl(path, [GOOD | {"right": 0.5}])
+    with pytest.raises(DataError, match=r"holds 0\.5"):
+        own_examples(task(path))
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "csv"])
+def test_the_place_of_a_byte_that_is_not_utf8_is_the_files(suffix: str, tmp_path: Path) -> None:
+    good = (
+        b'{"q": "' + "ü".encode() * 9_000 + b'"}\n' if suffix == "jsonl" else b"q,right\n" + b"a,1\n" * 9_000
+    )
+    path = tmp_path / f"a.{suffix}"
+    path.write_bytes(good + b"ab\xff\n")
+    line = len(good.splitlines()) + 1
+    with pytest.raises(DataError, match=rf"line {line}: .*\(byte {len(good) + 2} of the file\)"):
+        list(read_rows(str(path), "", ""))
