@@ -7,44 +7,14 @@ size that read the same data for the same steps.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
+from methods.common.claims import Claim
+
 Frames = Mapping[str, pd.DataFrame]
 INITS = ("joint_itq", "random_rotation", "svd", "admm")
-
-
-@dataclass(frozen=True)
-class Claim:
-    """`values`: one a seed, or the one number of a deterministic measurement; all must meet the bar unless `by_mean`.
-
-    `held` is None when there is no bar.
-    """
-
-    name: str
-    text: str
-    values: tuple[float, ...]
-    bar: float | None = None
-    sense: str = ">="
-    by_mean: bool = False
-
-    @property
-    def mean(self) -> float:
-        return float(np.mean(self.values))
-
-    @property
-    def spread(self) -> float:
-        """Standard deviation over seeds (n - 1); 0 for one value."""
-        return float(np.std(self.values, ddof=1)) if len(self.values) > 1 else 0.0
-
-    @property
-    def held(self) -> bool | None:
-        if self.bar is None:
-            return None
-        tested = (self.mean,) if self.by_mean else self.values
-        return all(v >= self.bar if self.sense == ">=" else v <= self.bar for v in tested)
 
 
 def claims(frames: Frames) -> list[Claim]:
@@ -217,7 +187,7 @@ def _small_claims(small: pd.DataFrame) -> list[Claim]:
         found += [
             Claim(f"{name}/over_svd", f"{bpp} bpp distilled alike: perplexity saved by Joint-ITQ against SVD",
                   gap["svd"], 0.0),
-            Claim(f"{name}/over_svd_mean", "the same, mean of at least 3 %", gap["svd"], 0.03, by_mean=True),
+            Claim(f"{name}/over_svd_mean", "the same, mean of at least 3 %", gap["svd"], 0.03, rule="mean"),
             Claim(f"{name}/over_random", f"{bpp} bpp distilled alike: against a random rotation",
                   gap["random_rotation"], 0.0),
             Claim(f"{name}/over_admm", f"{bpp} bpp distilled alike: against the start from ADMM",
@@ -231,7 +201,7 @@ def _small_claims(small: pd.DataFrame) -> list[Claim]:
     values = tuple(float(v) for v in np.exp(one.to_numpy() - other.to_numpy()) - 1)
     found.append(
         Claim("small/over_onebit", "perplexity of Joint-ITQ (residual) above OneBit at its size, distilled alike, mean",
-              values, 0.02, "<=", by_mean=True)
+              values, 0.02, "<=", rule="mean")
     )  # fmt: skip
     before = small[(small.step == 0) & (small.method == "joint_itq") & (small.bpp == 0.55)]
     found.append(

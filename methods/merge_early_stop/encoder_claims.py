@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 
 import pandas as pd
 
+from methods.common.claims import Claim, Rule
 from methods.merge_early_stop.encoder_study import HABIT
 from methods.merge_early_stop.experts import EARLY_STOP
-from methods.merge_early_stop.study_claims import Claim, Rule
 
 KIND_NAMES = {"full": "full fine-tuning", "lora": "LoRA"}
 

@@ -7,58 +7,12 @@ select split for each point of them, so reading a curve's peak there is descript
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import Literal
 
-import numpy as np
 import pandas as pd
 
+from methods.common.claims import Claim, Rule
 from methods.merge_early_stop.study import Frames
-
-Rule = Literal["each", "mean", "two_thirds", "report"]
-
-
-@dataclass(frozen=True)
-class Claim:
-    """A number per seed (`values`) against its `bar`, with `sense` ">=" or "<=".
-
-    `rule`: which values must satisfy it. `held` None: only reported.
-    """
-
-    name: str
-    text: str
-    values: tuple[float, ...]
-    bar: float
-    sense: str = ">="
-    rule: Rule = "each"
-
-    @property
-    def mean(self) -> float:
-        return float(np.mean(self.values))
-
-    @property
-    def spread(self) -> float:
-        """Standard deviation over seeds (n - 1); 0 with one seed."""
-        return float(np.std(self.values, ddof=1)) if len(self.values) > 1 else 0.0
-
-    @property
-    def held(self) -> bool | None:
-        def meets(value: float) -> bool:
-            return value >= self.bar if self.sense == ">=" else value <= self.bar
-
-        met = [meets(v) for v in self.values]
-        if self.rule == "report":
-            return None
-        if self.rule == "mean":
-            return meets(self.mean)
-        return all(met) if self.rule == "each" else 3 * sum(met) >= 2 * len(met)
-
-    def row(self) -> dict[str, object]:
-        return {
-            "claim": self.name, "text": self.text, "mean": self.mean, "spread": self.spread, "bar": self.bar,
-            "sense": self.sense, "rule": self.rule, "held": self.held, "values": list(self.values),
-        }  # fmt: skip
 
 
 def claims(frames: Frames, stopper: str | None = None) -> list[Claim]:
@@ -76,11 +30,6 @@ def claims(frames: Frames, stopper: str | None = None) -> list[Claim]:
         found += _difficulty_claims(part, label, noise > 0)
     found.append(_overhead(frames["costs"], stopper))
     return found
-
-
-def claims_frame(found: list[Claim]) -> pd.DataFrame:
-    """One row a claim: `claim, text, mean, spread, bar, sense, rule, held, values`."""
-    return pd.DataFrame([claim.row() for claim in found])
 
 
 def _per_seed(frame: pd.DataFrame, value: Callable[[pd.DataFrame], float]) -> tuple[float, ...]:

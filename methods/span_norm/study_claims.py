@@ -6,16 +6,16 @@ weights). A run whose loss left the finite numbers counts with its loss at the s
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-from scipy import stats
+
+import methods.common.claims as claims_of_papers
+from methods.common.claims import Rule
 
 Rows = Sequence[Mapping[str, Any]]
-Rule = Literal["each", "mean", "interval", "report"]
 
 SPAN, SPAN_PLAIN = "span/inv_sqrt_depth", "span/none"
 PRE, PRE_PLAIN, POST = "prenorm/inv_sqrt_depth", "prenorm/none", "postnorm/inv_sqrt_depth"
@@ -23,49 +23,11 @@ BROKEN = 0.5  # nats above the study's best run: such a run failed
 
 
 @dataclass(frozen=True)
-class Claim:
-    """A number a seed (`values`) against its `bar`.
+class Claim(claims_of_papers.Claim):
+    """Losses: lower is better, and the mean over paired seeds decides unless a claim says otherwise."""
 
-    `rule`: `each` value meets it, the `mean` does, or the paired 95 % `interval` lies wholly beyond it. `report` only
-    reports.
-    """
-
-    name: str
-    text: str
-    values: tuple[float, ...]
-    bar: float = 0.0
     sense: str = "<="
     rule: Rule = "mean"
-
-    @property
-    def mean(self) -> float:
-        return float(np.mean(self.values))
-
-    @property
-    def spread(self) -> float:
-        """Standard deviation over seeds (n - 1); 0 with one seed."""
-        return float(np.std(self.values, ddof=1)) if len(self.values) > 1 else 0.0
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """The 95 % t interval of the mean; infinite with one seed."""
-        if len(self.values) < 2:
-            return -math.inf, math.inf
-        half = float(stats.t.ppf(0.975, len(self.values) - 1)) * self.spread / math.sqrt(len(self.values))
-        return self.mean - half, self.mean + half
-
-    @property
-    def held(self) -> bool | None:
-        def meets(value: float) -> bool:
-            return value >= self.bar if self.sense == ">=" else value <= self.bar
-
-        if self.rule == "report":
-            return None
-        if self.rule == "each":
-            return all(meets(value) for value in self.values)
-        if self.rule == "interval":
-            return all(meets(value) for value in self.interval)
-        return meets(self.mean)
 
 
 def final_loss(run: Mapping[str, Any]) -> float:

@@ -7,8 +7,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from methods.littlebit2.study_claims import Claim, claims, errors_by_method, final_nats
-from tasks.report.verdict import Verdict
+from methods.littlebit2.study_claims import claims, errors_by_method, final_nats
+from tasks.report.verdict import Verdict, claim_metrics, claim_verdicts
 from tasks.tracking import RunContext, candidate_run, log_metrics, log_params
 
 Frames = Mapping[str, pd.DataFrame]
@@ -29,21 +29,7 @@ COLOURS = {name: f"C{i}" for i, name in enumerate(NAMES)}
 def metrics_and_verdicts(frames: Frames) -> tuple[dict[str, Any], list[Verdict]]:
     """Each claim's numbers for metrics.json, and those with a bar as verdicts."""
     found = claims(frames)
-    metrics = {
-        c.name: {"mean": c.mean, "spread": c.spread, "held": c.held, "bar": c.bar, "values": list(c.values)}
-        for c in found
-    }
-    return {"claims": metrics}, [_verdict(c) for c in found if c.held is not None]
-
-
-def _verdict(claim: Claim) -> Verdict:
-    values = ", ".join(f"{v:.3g}" for v in claim.values)
-    spread = f" ± {claim.spread:.2g}, seeds {values}" if len(claim.values) > 1 else ""
-    return Verdict(
-        claim=claim.text,
-        held=bool(claim.held),
-        measured=f"{claim.mean:.3g}{spread}; bar {claim.sense} {claim.bar:g}",
-    )
+    return {"claims": claim_metrics(found)}, claim_verdicts(found)
 
 
 def shown_table(frames: Frames) -> pd.DataFrame:

@@ -7,8 +7,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from methods.merge_early_stop.study_claims import Claim, claims
-from tasks.report.verdict import Verdict
+from methods.merge_early_stop.study_claims import claims
+from tasks.report.verdict import Verdict, claim_metrics, claim_verdicts
 from tasks.tracking import RunContext, candidate_run, log_metrics, log_params, log_trace
 
 Frames = Mapping[str, pd.DataFrame]
@@ -19,21 +19,7 @@ def metrics_and_verdicts(frames: Frames) -> tuple[dict[str, Any], list[Verdict]]
     """Each claim's numbers for metrics.json, and those with a bar as verdicts."""
     found = claims(dict(frames))
     timed = [c for c in found if c.name.endswith("/overhead")]
-    metrics = {
-        c.name: {"mean": c.mean, "spread": c.spread, "held": c.held, "bar": c.bar, "values": list(c.values)}
-        for c in found
-        if c not in timed
-    }
-    return {"claims": metrics}, [_verdict(c) for c in found if c.held is not None]
-
-
-def _verdict(claim: Claim) -> Verdict:
-    values = ", ".join(f"{v:.3g}" for v in claim.values)
-    return Verdict(
-        claim=f"{claim.name}: {claim.text}",
-        held=bool(claim.held),
-        measured=f"{claim.mean:.3g} ± {claim.spread:.2g}, bar {claim.sense} {claim.bar:g}, seeds {values}",
-    )
+    return {"claims": claim_metrics([c for c in found if c not in timed])}, claim_verdicts(found)
 
 
 def strategy_table(frames: Frames) -> pd.DataFrame:

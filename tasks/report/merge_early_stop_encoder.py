@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from methods.merge_early_stop.encoder_claims import KIND_NAMES, encoder_claims
 from methods.merge_early_stop.encoder_study import STOPPED
 from tasks.report.publish import markdown_table
-from tasks.report.verdict import Verdict
+from tasks.report.verdict import Verdict, claim_metrics, claim_verdicts
 from tasks.tracking import RunContext, candidate_run, log_metrics, log_params, log_trace
 
 Frames = Mapping[str, pd.DataFrame]
@@ -18,20 +18,6 @@ Frames = Mapping[str, pd.DataFrame]
 def metrics_and_verdicts(frames: Frames) -> tuple[dict[str, Any], list[Verdict]]:
     """Scores of every cell and rule and each claim's numbers for metrics.json; verdicts where there is a bar."""
     found = encoder_claims(frames)
-    metrics = {
-        c.name: {"mean": c.mean, "spread": c.spread, "held": c.held, "bar": c.bar, "values": list(c.values)}
-        for c in found
-    }
-    verdicts = [
-        Verdict(
-            claim=f"{c.name}: {c.text}",
-            held=bool(c.held),
-            measured=f"{c.mean:.3g} ± {c.spread:.2g}, bar {c.sense} {c.bar:g}, seeds "
-            + ", ".join(f"{v:.3g}" for v in c.values),
-        )
-        for c in found
-        if c.held is not None
-    ]
     lengths = {
         f"{kind}/{method}/{step}": {"merged": float(cell.merged.mean()), "own": float(cell.own.mean())}
         for (kind, method, step), cell in frames["sweep"].groupby(["kind", "method", "step"], sort=False)
@@ -45,7 +31,8 @@ def metrics_and_verdicts(frames: Frames) -> tuple[dict[str, Any], list[Verdict]]
     base = {
         str(kind): float(part.zero_shot.mean()) for kind, part in frames["sweep"].groupby("kind", sort=False)
     }
-    return {"claims": metrics, "lengths": lengths, "stopping": rules, "base": base}, verdicts
+    measured = {"claims": claim_metrics(found), "lengths": lengths, "stopping": rules, "base": base}
+    return measured, claim_verdicts(found)
 
 
 def shown_table(frames: Frames) -> pd.DataFrame:

@@ -7,8 +7,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from methods.span_norm.study_claims import Claim, claims, final_loss
-from tasks.report.verdict import Verdict
+from methods.span_norm.study_claims import claims, final_loss
+from tasks.report.verdict import Verdict, claim_metrics, claim_verdicts
 from tasks.tracking import RunContext, candidate_run, log_metrics, log_params, log_trace, set_tags
 
 Rows = Sequence[Mapping[str, Any]]
@@ -19,30 +19,7 @@ SETTINGS = ("scheme", "init", "rate", "seed", "layers", "width", "ffn", "experts
 def metrics_and_verdicts(parts: Parts) -> tuple[dict[str, Any], list[Verdict]]:
     """Each claim's numbers for metrics.json, and those with a bar as verdicts."""
     found = claims(parts)
-    metrics = {
-        c.name: {
-            "mean": c.mean,
-            "spread": c.spread,
-            "held": c.held,
-            "values": list(c.values),
-            **({} if c.held is None else {"bar": c.bar}),
-            **({"low": c.interval[0], "high": c.interval[1]} if len(c.values) > 1 else {}),
-        }
-        for c in found
-    }
-    return {"claims": metrics}, [_verdict(c) for c in found if c.held is not None]
-
-
-def _verdict(claim: Claim) -> Verdict:
-    values = ", ".join(f"{value:.3g}" for value in claim.values)
-    interval = ""
-    if claim.rule == "interval":
-        interval = f", 95 % interval {claim.interval[0]:.3g} to {claim.interval[1]:.3g}"
-    return Verdict(
-        claim=f"{claim.name}: {claim.text}",
-        held=bool(claim.held),
-        measured=f"{claim.mean:.3g} ± {claim.spread:.2g}{interval}, bar {claim.sense} {claim.bar:g}, seeds {values}",
-    )
+    return {"claims": claim_metrics(found)}, claim_verdicts(found)
 
 
 def _trained(parts: Parts) -> pd.DataFrame:

@@ -7,10 +7,11 @@ import torch.nn.functional as F
 from sklearn.datasets import load_digits
 from torch import Tensor
 
+from methods.common.claims import Claim
 from methods.common.errors import ConfigError
 from methods.merge_early_stop.shifted_digits import Sizes
 from methods.merge_early_stop.study import Frames, StudySettings, collect, run_study, study_job
-from methods.merge_early_stop.study_claims import Claim, claims, claims_frame
+from methods.merge_early_stop.study_claims import claims
 
 SETTINGS = StudySettings(
     steps=(4, 16, 32), seeds=(0,), label_noise=(0.0, 0.2), tasks=("rotate_left", "mirror"),
@@ -72,7 +73,7 @@ def test_the_confound_split_adds_up(frames: Frames) -> None:
 
 
 def test_claims_read_the_frames(frames: Frames) -> None:
-    frame = claims_frame(claims(frames))
+    frame = pd.DataFrame([{"claim": c.name, "values": list(c.values)} for c in claims(frames)])
     assert frame["claim"].is_unique
     assert all(
         len(v) == 1 for v in frame["values"] if len(v) != 2

@@ -131,7 +131,7 @@ def test_a_cut_off_step_goes_on_from_its_parts(
 def test_a_claim_holds_only_when_every_value_meets_the_bar() -> None:
     assert Claim("a", "", (1.0, 2.0), 1.0).held
     assert not Claim("a", "", (0.5, 2.0), 1.0).held
-    assert Claim("a", "", (0.5, 2.0), 1.0, by_mean=True).held
+    assert Claim("a", "", (0.5, 2.0), 1.0, rule="mean").held
     assert Claim("a", "", (0.5, 2.0), 2.0, "<=").held
     assert Claim("a", "", (0.5,)).held is None
     assert claims({}) == []
