@@ -64,12 +64,13 @@ def make_form(schema: dict[str, Any], model: type) -> None:
 
 
 class Config(BaseModel):
-    """Frozen settings that refuse unknown fields; defaults are checked like any other value."""
+    """Frozen settings that refuse unknown fields and numbers that are none; defaults are checked like any value."""
 
     model_config = ConfigDict(
         frozen=True,
         extra="forbid",
         validate_default=True,
+        allow_inf_nan=False,
         model_title_generator=title_of,
         json_schema_extra=make_form,
     )

@@ -153,3 +153,16 @@ def test_a_switch_takes_a_value_like_every_field(arguments: list[str], value: bo
 def test_a_switch_with_another_value_is_one_line() -> None:
     with pytest.raises(ConfigError, match=r"^demo: group\.quick = 'maybe': give true or false$"):
         config_from(Demo, ["--group.quick", "maybe"], "demo")
+
+
+@pytest.mark.parametrize("value", ["inf", "-inf", "nan"])
+def test_a_number_that_is_none_is_refused(value: str) -> None:
+    class Free(Config):
+        alpha: float = Field(1.0, gt=0, description="scale")
+        shift: float = Field(0.0, description="no bounds")
+
+    for field in ("alpha", "shift"):
+        with pytest.raises(ConfigError, match=rf"^demo: {field} = .*: input should be a finite number$"):
+            config_from(Free, [f"--{field}={value}"], "demo")
+        with pytest.raises(ConfigError, match="input should be a finite number"):
+            config_from(Free, [], "demo", {field: float(value)})
