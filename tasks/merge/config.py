@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -81,9 +80,9 @@ class MergeSettings(Config):
 
     @field_validator("coefficients")
     @classmethod
-    def _finite(cls, values: tuple[float, ...]) -> tuple[float, ...]:
+    def _within_bounds(cls, values: tuple[float, ...]) -> tuple[float, ...]:
         for value in values:
-            if not math.isfinite(value) or not 0 < value <= 100:
+            if not 0 < value <= 100:
                 raise ValueError(f"coefficient {value} must be a number above 0 and at most 100")
         if len(set(values)) < len(values):
             raise ValueError("a coefficient is given twice; leave one out")

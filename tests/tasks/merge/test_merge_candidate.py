@@ -266,7 +266,7 @@ def test_another_package_plugs_in_a_method(
         ({"methods": ("averag",)}, "average"),
         ({"methods": ("ties", "ties")}, "twice"),
         ({"methods": ()}, "at least 1"),
-        ({"coefficients": (0.5, float("nan"))}, "coefficient nan"),
+        ({"coefficients": (0.5, float("nan"))}, "finite number"),
         ({"coefficients": (0.0,)}, r"coefficient 0\.0"),
         ({"density": 0.0}, "greater than 0"),
         ({"drop_rate": 1.0}, "less than 1"),
