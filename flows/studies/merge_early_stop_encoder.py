@@ -13,9 +13,9 @@ from tasks.prepare.models import check_model_source
 from tasks.prepare.sentiment import DOMAINS
 from tasks.prepare.steps import prepare_model, source_fingerprint
 from tasks.reference import reference_to
+from tasks.report.merge_early_stop import log_candidates
 from tasks.report.merge_early_stop_encoder import (
     figures,
-    log_candidates,
     metrics_and_verdicts,
     rules_markdown,
     shown_table,
@@ -72,7 +72,7 @@ def merge_early_stop_encoder(config: MergeEarlyStopEncoderConfig = MergeEarlySto
         }
         done = [part.result() for part in parts.values()]
         frames = read_encoder_frames([(part.path, part.timings["costs"]) for part in done])
-        log_candidates(ctx, frames)
+        log_candidates(ctx, frames, by="kind")
         metrics, verdicts = metrics_and_verdicts(frames)
         return publish(
             ctx,

@@ -112,3 +112,24 @@ def package_origin(package: Package, path: Path, *, source: str, licence: str = 
         file=relative,
         sha256=digest,
     )
+
+
+def check_archive(archive: Path, sha256: str | None, command: str) -> str:
+    """The digest of a fetched archive.
+
+    Args:
+        archive: the file.
+        sha256: what its digest must be; None accepts any.
+        command: how to get it, for messages.
+
+    Raises:
+        DataError: it is not there, or is another file.
+    """
+    if not archive.is_file():
+        raise DataError(f"{archive} does not exist; get it with: {command}")
+    found = sha256_file(archive)
+    if sha256 is not None and found != sha256:
+        raise DataError(
+            f"{archive} has sha256 {found[:12]}..., expected {sha256[:12]}...; get it again with: {command}"
+        )
+    return found

@@ -141,8 +141,8 @@ class TaskSetSettings(Config):
         return self
 
 
-class TextSettings(Config):
-    """Held-out text for perplexity, split by document from text for calibration."""
+class TextSource(Config):
+    """Where text comes from."""
 
     source: str = Field(
         default="bundled:squad-passages",
@@ -159,6 +159,11 @@ class TextSettings(Config):
     column: str = Field(
         default="text", min_length=1, description="Column with the text in .jsonl and data sets"
     )
+
+
+class TextSettings(TextSource):
+    """Held-out text for perplexity, split by document from text for calibration."""
+
     heldout_bytes: int = Field(
         default=16_000,
         ge=256,

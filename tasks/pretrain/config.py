@@ -7,6 +7,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from tasks.config import Config
+from tasks.prepare.config import TextSource
 
 NormScheme = Literal[
     "span",
@@ -23,23 +24,11 @@ NormScheme = Literal[
 ResidualInit = Literal["scheme", "inv_sqrt_depth", "inv_sqrt_2depth", "inv_depth", "deepnorm", "none"]
 
 
-class CorpusSettings(Config):
+class CorpusSettings(TextSource):
     """The text, how it becomes tokens, and what is held out."""
 
-    source: str = Field(
-        default="bundled:squad-passages",
-        min_length=1,
-        description="'bundled:squad-passages', 'bundled:python-docs', 'bundled:gcide', 'bundled:kjv', "
-        "'bundled:jargon', a text or .jsonl file, a glob or folder of such files, or a hub data set id",
-    )
-    hub_config: str = Field(
-        default="", description="Configuration name of a hub data set; empty for its default"
-    )
     hub_split: str = Field(
         default="train", min_length=1, description="Split of a hub data set or of a saved folder"
-    )
-    column: str = Field(
-        default="text", min_length=1, description="Column with the text in .jsonl and data sets"
     )
     tokenizer: Literal["bpe", "bytes"] = Field(
         default="bpe",

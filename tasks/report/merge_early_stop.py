@@ -180,20 +180,24 @@ def plot_forgetting(forgetting: pd.DataFrame) -> Figure:
     return figure
 
 
-def log_candidates(ctx: RunContext, frames: Frames) -> None:
-    """One MLflow run a strategy, noise and seed, and one a sweep, so that the compare page shows them together."""
-    for (strategy, noise, seed), group in frames["stopping"].groupby(
-        ["strategy", "noise", "seed"], sort=False
-    ):
-        run = candidate_run(ctx, f"stop/{strategy}/noise{100 * noise:.0f}/seed{seed}")
-        log_params(ctx, run, {"strategy": strategy, "label_noise": noise, "seed": seed})
-        merged = {f"test/merged_{row.method}": row.merged for row in group.itertuples()}
-        first = group.iloc[0]
+def log_candidates(ctx: RunContext, frames: Frames, by: str = "noise") -> None:
+    """One MLflow run a strategy, group and seed, and one a sweep, so that the compare page shows them together.
+
+    Args:
+        ctx: the flow's run.
+        frames: `stopping` and `sweep`.
+        by: the column of the groups: the share of flipped labels, or the kind of fine-tuning.
+    """
+    for (strategy, group, seed), part in frames["stopping"].groupby(["strategy", by, "seed"], sort=False):
+        run = candidate_run(ctx, f"stop/{strategy}/{_group_name(by, group)}/seed{seed}")
+        log_params(ctx, run, {"strategy": strategy, by: group, "seed": seed})
+        merged = {f"test/merged_{row.method}": row.merged for row in part.itertuples()}
+        first = part.iloc[0]
         log_metrics(ctx, run, {**merged, "test/own": first.own, "train/full_share": first.full_share})
         ctx.client.set_terminated(run)
-    for (method, noise, seed), curve in frames["sweep"].groupby(["method", "noise", "seed"], sort=False):
-        run = candidate_run(ctx, f"sweep/{method}/noise{100 * noise:.0f}/seed{seed}")
-        log_params(ctx, run, {"method": method, "label_noise": noise, "seed": seed})
+    for (method, group, seed), curve in frames["sweep"].groupby(["method", by, "seed"], sort=False):
+        run = candidate_run(ctx, f"sweep/{method}/{_group_name(by, group)}/seed{seed}")
+        log_params(ctx, run, {"method": method, by: group, "seed": seed})
         rows = [
             {
                 "step": int(r.step),
@@ -205,3 +209,7 @@ def log_candidates(ctx: RunContext, frames: Frames) -> None:
         ]
         log_trace(ctx, run, rows)
         ctx.client.set_terminated(run)
+
+
+def _group_name(by: str, group: Any) -> str:
+    return f"noise{100 * group:.0f}" if by == "noise" else str(group)

@@ -10,7 +10,6 @@ from methods.merge_early_stop.encoder_claims import KIND_NAMES, encoder_claims
 from methods.merge_early_stop.encoder_study import STOPPED
 from tasks.report.publish import markdown_table
 from tasks.report.verdict import Verdict, claim_metrics, claim_verdicts
-from tasks.tracking import RunContext, candidate_run, log_metrics, log_params, log_trace
 
 Frames = Mapping[str, pd.DataFrame]
 
@@ -161,28 +160,3 @@ def plot_stopping(stopping: pd.DataFrame) -> Figure:
         axes.set_xlabel("optimiser steps, % of training to the end")
     grid[0][0].legend(frameon=False, fontsize=7)
     return figure
-
-
-def log_candidates(ctx: RunContext, frames: Frames) -> None:
-    """One MLflow run a rule, kind and seed, and one a swept method, so that they can be compared."""
-    for (kind, strategy, seed), group in frames["stopping"].groupby(["kind", "strategy", "seed"], sort=False):
-        run = candidate_run(ctx, f"stop/{strategy}/{kind}/seed{seed}")
-        log_params(ctx, run, {"strategy": strategy, "kind": kind, "seed": seed})
-        merged = {f"test/merged_{row.method}": row.merged for row in group.itertuples()}
-        first = group.iloc[0]
-        log_metrics(ctx, run, {**merged, "test/own": first.own, "train/full_share": first.full_share})
-        ctx.client.set_terminated(run)
-    for (kind, method, seed), curve in frames["sweep"].groupby(["kind", "method", "seed"], sort=False):
-        run = candidate_run(ctx, f"sweep/{method}/{kind}/seed{seed}")
-        log_params(ctx, run, {"method": method, "kind": kind, "seed": seed})
-        rows = [
-            {
-                "step": int(r.step),
-                "test/own": r.own,
-                "test/merged": r.merged,
-                "interference/sign_conflict": r.sign_conflict,
-            }
-            for r in curve.itertuples()
-        ]
-        log_trace(ctx, run, rows)
-        ctx.client.set_terminated(run)
