@@ -2,7 +2,9 @@
 
 `cosine` is the rule of the layer-dropping papers (LLM-Drop), `block_influence` the same for whole blocks (ShortGPT).
 `kl_estimate` is an extension of this module: the predicted KL of dropping a sublayer, from the second-order estimate
-in probability space, which the paper shows to be where pruning hurts generation. No evaluation text is seen.
+in probability space, which the paper shows to be where pruning hurts generation. After the first block the head sees
+a state that it was never trained on and puts all mass on one token, so the estimate is about 0 whatever is dropped
+there: by this criterion the first block comes last. No evaluation text is seen.
 """
 
 from __future__ import annotations
@@ -59,7 +61,8 @@ def rank_layers(
         model: a causal language model of a known architecture; left as it is.
         calibration: token ids [sequences, length], no padding, from text that nothing is evaluated on.
         criterion: `cosine`: mean over tokens of cos(state without, state with the sublayer), highest first;
-            `block_influence`: the same for whole blocks; `kl_estimate`: mean predicted KL, lowest first.
+                `block_influence`: the same for whole blocks; `kl_estimate`: mean predicted KL, lowest first, the first
+            block last.
         n: layers to return; None returns all that can go (all but one).
         sublayer: `attn`, `mlp` or `block`.
         iterative: score again after each drop, with the layers chosen so far left out; n times the cost.
@@ -102,7 +105,8 @@ def rank_layers(
                 damage = _damage(model, calibration, criterion, sublayer, temperature, kl_tokens, batch_size)
             damage = {layer: damage[layer] for layer in present if layer not in gone}
             first = first or damage
-            ordered = sorted(damage, key=lambda layer: (damage[layer], layer))
+            late = 0 if criterion == "kl_estimate" else -1
+            ordered = sorted(damage, key=lambda layer: (layer == late, damage[layer], layer))
             if not iterative:
                 return Ranking(tuple(ordered[:count]), first, sublayer, criterion)
             if len(gone) == count:

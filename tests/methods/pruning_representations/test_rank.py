@@ -60,6 +60,17 @@ def test_a_layer_that_does_nothing_comes_first_by_every_rule() -> None:
             assert rank_layers(model, tokens(), sublayer="mlp", **given).order[0] == 1
 
 
+def test_the_first_block_comes_last_by_predicted_kl() -> None:
+    """Its estimate says nothing: at that depth the head's probabilities do not follow the model's."""
+    model = tiny(num_hidden_layers=4)
+    with torch.no_grad():
+        model.model.layers[0].self_attn.o_proj.weight.zero_()
+    ranking = rank_layers(model, tokens(), criterion="kl_estimate", n=3)
+    assert 0 not in ranking.order
+    assert ranking.scores[0] == min(ranking.scores.values()) == 0
+    assert rank_layers(model, tokens(), criterion="cosine", n=1).order == (0,)
+
+
 def test_iterative_scores_again_without_what_is_gone() -> None:
     model, ids = tiny(num_hidden_layers=5, seed=3), tokens(6, 12)
     first = rank_layers(model, ids, n=1).order[0]
