@@ -61,7 +61,7 @@ def rank_layers(
         model: a causal language model of a known architecture; left as it is.
         calibration: token ids [sequences, length], no padding, from text that nothing is evaluated on.
         criterion: `cosine`: mean over tokens of cos(state without, state with the sublayer), highest first;
-                `block_influence`: the same for whole blocks; `kl_estimate`: mean predicted KL, lowest first, the first
+            `block_influence`: the same for whole blocks; `kl_estimate`: mean predicted KL, lowest first, the first
             block last.
         n: layers to return; None returns all that can go (all but one).
         sublayer: `attn`, `mlp` or `block`.
