@@ -1,13 +1,19 @@
 """The evaluate step as a flow of its own."""
 
+from collections.abc import Sequence
+
 from prefect import flow
 
 from flows.pipeline import open_run
 from flows.stages import evaluate_candidates, existing, given_candidates, publish_comparison
 from flows.steps_config import NONE, EvaluateConfig
 from flows.task_runner import task_runner
+from tasks.candidates import Candidate
+from tasks.merge.experts import expert_doubts
+from tasks.notices import say_once
 from tasks.reference import Reference
 from tasks.report.publish import Report
+from tasks.train.loading import weights_digest
 
 
 def check(config: EvaluateConfig) -> None:
@@ -21,6 +27,21 @@ def optional(kind: str, path: str) -> Reference | None:
     return None if path == NONE else existing(kind, path)
 
 
+def with_doubts(candidates: Sequence[Candidate], base: Reference | None) -> list[Candidate]:
+    """The candidates, each adapter of which nothing proves that it belongs to the base with a note that says so."""
+    if base is None:
+        return list(candidates)
+    digest = weights_digest(base.path)
+    found = []
+    for candidate in candidates:
+        if candidate.reference.kind == "adapter":
+            doubts = expert_doubts(base.path, digest, {candidate.name: candidate.reference.path})
+            say_once(doubts)
+            candidate = candidate.model_copy(update={"facts": {**candidate.facts, "notes": doubts}})
+        found.append(candidate)
+    return found
+
+
 @flow(
     name="evaluate",
     description="Score models on task sets, text, size and speed, and compare them.",
@@ -30,7 +51,7 @@ def evaluate(config: EvaluateConfig = EvaluateConfig()) -> Report:
     check(config)
     with open_run("evaluate", config) as ctx:
         base = optional("base", config.base)
-        candidates = given_candidates(config.models, base)
+        candidates = with_doubts(given_candidates(config.models, base), base)
         text = optional("text", config.text)
         tasks = existing("tasks", config.tasks)
         scores = evaluate_candidates(ctx, config, candidates, base, tasks, text)

@@ -95,9 +95,12 @@ def expert_doubts(base: Path, base_digest: str, experts: Mapping[str, Path]) -> 
     found = []
     for name, folder in experts.items():
         record = _json(folder / RECORD) if (folder / RECORD).is_file() else {}
-        if record.get("base_digest") == base_digest:
+        trained_on = record.get("base_digest")
+        if trained_on == base_digest:
             continue
-        if expert_kind(folder) == "adapter":
+        if trained_on:
+            line = f"was trained on another base (weights {str(trained_on)[:12]}, this base has {base_digest[:12]})"
+        elif expert_kind(folder) == "adapter":
             line = adapter_doubt(folder, base, base_digest)
         else:
             line = _model_doubt(folder, base)
@@ -110,7 +113,7 @@ def adapter_doubt(folder: Path, base: Path, base_digest: str) -> str:
     """What speaks against an adapter having been trained on this base; empty when it names it."""
     told = adapters.read_config(folder).get("base_model_name_or_path")
     if not told:
-        return "nothing says which base it was trained on; on another base its merge means nothing"
+        return "nothing says which base it was trained on; on another base it means nothing"
     place = Path(str(told))
     if place.is_dir() and weights_digest(place) == base_digest:
         return ""

@@ -126,6 +126,17 @@ def test_a_source_is_a_folder_or_a_hub_id(base: Path, experts: dict[str, Path], 
         assert "\n" not in str(caught.value)
 
 
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the terminal shows, whoever has set up the logging."""
+    lines: list[str] = []
+    monkeypatch.setattr("tasks.notices._said", set())
+    monkeypatch.setattr(
+        "tasks.notices.logger.warning", lambda message, *values: lines.append(message % values)
+    )
+    return lines
+
+
 def doubts(base: Path, *folders: Path) -> list[str]:
     digest = weights_digest(base)
     kinds = [reference_to(folder, expert_kind(folder)) for folder in folders]
@@ -176,24 +187,42 @@ def test_a_model_of_another_origin_is_doubted_and_a_relative_is_not(base: Path, 
 
 
 def test_a_doubt_is_seen_on_the_terminal_and_in_the_report(
-    base: Path, experts: dict[str, Path], tasks: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    base: Path, experts: dict[str, Path], tasks: Path, tmp_path: Path, said: list[str]
 ) -> None:
     adapter = shutil.copytree(experts["toy0"], tmp_path / "unknown")
     (adapter / "expert.json").unlink()
     (tmp_path / "out").mkdir()
-    with caplog.at_level("WARNING", "seedloom"):
-        summary = merge_candidate(
-            tmp_path / "out",
-            settings=MergeSettings(coefficients=(1.0,), dtype="float32", select_examples=4),
-            method="average",
-            base=reference_to(base, "model"),
-            experts=[reference_to(adapter, "adapter")],
-            tasks=reference_to(tasks, "tasks"),
-        )
-    assert "expert unknown: nothing says which base it was trained on" in caplog.text
+    summary = merge_candidate(
+        tmp_path / "out",
+        settings=MergeSettings(coefficients=(1.0,), dtype="float32", select_examples=4),
+        method="average",
+        base=reference_to(base, "model"),
+        experts=[reference_to(adapter, "adapter")],
+        tasks=reference_to(tasks, "tasks"),
+    )
+    assert said[0].startswith("note: expert unknown: nothing says which base it was trained on")
     reference = reference_to(tmp_path / "out", "model")
     made = Candidate(
         name="merge/average", stage="merge", method="average", reference=reference, facts=summary
     )
     assert noted([made]).startswith("- Note: expert unknown: nothing says")
     assert noted([made.model_copy(update={"facts": {}})]) == ""
+
+
+def test_evaluation_notes_an_adapter_of_another_base(
+    base: Path, experts: dict[str, Path], tmp_path: Path, said: list[str]
+) -> None:
+    from flows.evaluate import with_doubts
+
+    stranger = tiny_llama(tmp_path / "stranger", seed=9)
+    given = [
+        Candidate(name="base", stage="base", method="given", reference=reference_to(stranger, "model")),
+        Candidate(
+            name="e", stage="expert", method="given", reference=reference_to(experts["toy1"], "adapter")
+        ),
+    ]
+    found = with_doubts(given, given[0].reference)
+    assert said[0].startswith("note: expert e: was trained on another base")
+    assert noted(found).startswith("- Note: expert e: was trained on another base")
+    assert noted(with_doubts(given, reference_to(base, "model"))) == ""
+    assert with_doubts(given, None) == given
