@@ -36,13 +36,33 @@ def noted(candidates: Sequence[Candidate]) -> str:
     return "\n".join(f"- Note: {line}" for line in lines)
 
 
+# What people read of a step's facts, the column's name and its unit; metrics.json keeps every number.
+SHOWN: dict[str, tuple[str, float]] = {
+    "steps": ("steps", 1),
+    "kept_step": ("kept step", 1),
+    "stop_score": ("stop score", 1),
+    "coefficient": ("coefficient", 1),
+    "select_score": ("select score", 1),
+    "size/bytes": ("file MB", 1e-6),
+    "size/dense_bytes": ("was MB", 1e-6),
+    "size/nominal_bits_per_weight": ("bits/weight", 1),
+    "sparsity": ("zeros %", 100),
+    "parameters_kept_share": ("parameters kept %", 100),
+    "error/mean": ("error of the weights", 1),
+}
+
+
 def candidates_table(candidates: Sequence[Candidate]) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """One row a candidate with what its step measured; the same numbers for metrics.json."""
+    """One row a candidate with the main facts that its step measured; all numbers for metrics.json."""
     rows, metrics = [], {}
     for candidate in candidates:
-        facts = {n: v for n, v in candidate.facts.items() if isinstance(v, int | float | str)}
-        numbers = {n: v for n, v in facts.items() if isinstance(v, int | float)}
+        numbers = {n: v for n, v in candidate.facts.items() if isinstance(v, int | float)}
         metrics[candidate.name] = numbers
-        shown = {n: f"{v:.4g}" if isinstance(v, float) else str(v) for n, v in facts.items()}
+        shown = {
+            column: f"{numbers[name] * unit:.4g}" for name, (column, unit) in SHOWN.items() if name in numbers
+        }
         rows.append({"candidate": candidate.name, **shown, "seconds": f"{candidate.seconds:.1f}"})
-    return pd.DataFrame(rows).fillna("-"), metrics
+    # Candidates of different kinds have different facts; the columns keep one order.
+    order = ["candidate", *(column for column, _ in SHOWN.values()), "seconds"]
+    table = pd.DataFrame(rows).fillna("-")
+    return table[[column for column in order if column in table]], metrics

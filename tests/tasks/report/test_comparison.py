@@ -12,6 +12,7 @@ from tasks.evaluate.items import main_tasks, split_of, task_metrics
 from tasks.reference import Reference
 from tasks.report.comparison import paired_difference, score, stratified_mean
 from tasks.report.lifecycle import compare, verdicts
+from tasks.report.summaries import candidates_table
 from tasks.step import StepResult
 
 
@@ -138,3 +139,14 @@ def test_free_text_is_not_called_accuracy(tmp_path: Path, split: str) -> None:
     assert "accuracy" not in label
     assert f"{split} part" in label
     assert f"{split}/mean/score_low" in compared.metrics["candidates"]["base"]
+
+
+def test_a_step_s_table_is_short_and_its_metrics_are_whole() -> None:
+    facts = {"size/bytes": 2_500_000, "sparsity": 0.5, "seed": 3, "label": "x", "damage": {"1": 0.2}}
+    table, metrics = candidates_table(
+        [candidate("compressed/a", "compressed", facts=facts), candidate("compressed/b", "compressed")]
+    )
+    assert list(table.columns) == ["candidate", "file MB", "zeros %", "seconds"]
+    assert list(table.loc[0]) == ["compressed/a", "2.5", "50", "0.0"]
+    assert list(table.loc[1]) == ["compressed/b", "-", "-", "0.0"]
+    assert metrics["compressed/a"] == {"size/bytes": 2_500_000, "sparsity": 0.5, "seed": 3}
