@@ -11,6 +11,11 @@ from tasks.prepare.task_sets import FEW, few_examples
 from tasks.reference import Reference
 
 
+def size_in_words(size: int) -> str:
+    """A size in the unit in which it is not nothing."""
+    return f"{size / 2**20:.1f} MiB" if size >= 2**20 / 10 else f"{size / 2**10:.1f} KiB"
+
+
 def prepared_table(parts: Mapping[str, Reference]) -> tuple[pd.DataFrame, dict[str, Any]]:
     """One row a prepared part: what it is, where from, how large."""
     rows = []
@@ -24,7 +29,7 @@ def prepared_table(parts: Mapping[str, Reference]) -> tuple[pd.DataFrame, dict[s
             rows.append(row)
         if name != "tasks":
             size = sum(p.stat().st_size for p in reference.path.rglob("*") if p.is_file())
-            rows.append({"part": name, "holds": f"{size / 2**20:.1f} MiB", "digest": reference.digest[:12]})
+            rows.append({"part": name, "holds": size_in_words(size), "digest": reference.digest[:12]})
     return pd.DataFrame(rows).fillna(""), {
         "digests": {name: reference.digest for name, reference in parts.items()}
     }
