@@ -106,5 +106,7 @@ def test_a_model_without_a_place_in_its_file_is_refused_before_training(tmp_path
     file = tmp_path / "model.safetensors"
     held = load_file(file)
     save_file({n: v for n, v in held.items() if "final_layer_norm" not in n}, file, metadata={"format": "pt"})
-    with pytest.raises(DataError, match=r"no place for 2 weights .* gpt_neox\.final_layer_norm\.bias; load it"):
+    with pytest.raises(
+        DataError, match=r"no place for 2 weights .* gpt_neox\.final_layer_norm\.bias; load it"
+    ):
         check_writable(model, tmp_path)
