@@ -32,7 +32,7 @@ from tasks.tracking import log_input
 
 NO_ENCODER = "none"
 FULL_RECIPES: tuple[Recipe, ...] = (
-    *(DropRecipe(layers=n) for n in (2, 6, 10, 12)),
+    *(DropRecipe(layers=n) for n in (2, 6, 8, 10)),
     DropRecipe(sublayer="mlp", layers=4),
 )
 FULL_PERPLEXITY: tuple[Recipe, ...] = (

@@ -28,7 +28,7 @@ class PruningRepresentationsStudy(Config):
     recipes: tuple[Recipe, ...] = Field(
         default=(
             DropRecipe(layers=4),
-            DropRecipe(layers=8),
+            DropRecipe(layers=12),
             DropRecipe(sublayer="mlp", layers=2),
             WandaRecipe(calibration_sequences=32),
         ),
