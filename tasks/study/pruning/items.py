@@ -74,7 +74,7 @@ def build_items(
         "recall": recall(count, seed),
         "squad": squad(calibration, count, seed),
         "letters": letters(count, seed),
-        "retrieval": retrieval(max(3 * count, 10), seed),
+        "retrieval": retrieval(),
     }
     for name, items in found.items():
         if len(items) < 2:
@@ -83,7 +83,7 @@ def build_items(
 
 
 def cloze(
-    documents: list[str], count: int, seed: int, before: int = 32, after: int = 8
+    documents: list[str], count: int, seed: int, before: int = 40, after: int = 10
 ) -> list[dict[str, Any]]:
     """Which of four continuations follows: the true one, or one of three others from elsewhere in the text."""
     rng = random.Random(seed)
@@ -105,7 +105,7 @@ def cloze(
     return items
 
 
-def bundled(name: str, count: int, seed: int, longest: int = 400) -> list[dict[str, Any]]:
+def bundled(name: str, count: int, seed: int, longest: int = 600) -> list[dict[str, Any]]:
     """Validation examples of a public benchmark."""
     from tasks.prepare.bundled_tasks import bundled_examples
 
@@ -198,7 +198,7 @@ def squad(calibration: list[str], count: int, seed: int, longest: int = 450) -> 
 def letters(count: int, seed: int) -> list[dict[str, Any]]:
     """Questions with four lettered options; `cued` ends where the letter comes next, `plain` does not ask for it."""
     items = []
-    for item in bundled("arc_easy", 2 * count, seed, longest=240):
+    for item in bundled("arc_easy", 2 * count, seed):
         if len(item["choices"]) != 4 or len(items) == count:
             continue
         question = item["context"].removeprefix("Question: ").removesuffix("\nAnswer:")
@@ -208,11 +208,9 @@ def letters(count: int, seed: int) -> list[dict[str, Any]]:
     return items
 
 
-def retrieval(count: int, seed: int) -> list[dict[str, Any]]:
-    """SQuAD questions with their passages."""
-    rows = squad_rows()
-    chosen = random.Random(seed).sample(rows, min(count, len(rows)))
-    return [{"question": r["question"], "passage": r["passage"]} for r in chosen]
+def retrieval() -> list[dict[str, Any]]:
+    """Every bundled SQuAD question with its passage."""
+    return [{"question": r["question"], "passage": r["passage"]} for r in squad_rows()]
 
 
 def is_right(text: str, item: dict[str, Any]) -> bool:
