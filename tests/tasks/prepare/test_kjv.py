@@ -51,6 +51,8 @@ def test_apts_failure_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     program(tmp_path, "apt-get", "echo 'E: Unable to locate package bible-kjv' >&2; exit 100")
     program(tmp_path, "dpkg-deb", "exit 0")
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    with pytest.raises(DataError, match=r"Unable to locate package bible-kjv.*run `apt-get update`") as caught:
+    with pytest.raises(
+        DataError, match=r"Unable to locate package bible-kjv.*run `apt-get update`"
+    ) as caught:
         fetching.fetch("kjv", tmp_path / "out")
     assert "\n" not in str(caught.value)
