@@ -10,7 +10,16 @@ from tests.tiny_models import toy_text
 
 TINY = (
     *("--shape.layers", "2", "--shape.width", "32", "--shape.ffn", "64", "--shape.heads", "2"),
-    *("--corpus.vocabulary", "300", "--corpus.context", "128", "--max_steps", "20", "--learning_rate", "0.01"),
+    *(
+        "--corpus.vocabulary",
+        "300",
+        "--corpus.context",
+        "128",
+        "--max_steps",
+        "20",
+        "--learning_rate",
+        "0.01",
+    ),
 )
 
 

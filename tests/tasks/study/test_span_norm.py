@@ -113,7 +113,9 @@ def test_mistakes_are_told_before_any_work(
     text: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match=r"data=data/kjv/kjv.jsonl: is not there; `dvc repro data@kjv` makes it"):
+    with pytest.raises(
+        ConfigError, match=r"data=data/kjv/kjv.jsonl: is not there; `dvc repro data@kjv` makes it"
+    ):
         check_study(SpanNormStudy())
     with pytest.raises(ConfigError, match="warmup=4: give fewer than steps=4"):
         check_study(tiny(text, warmup=4))
