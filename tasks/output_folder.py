@@ -87,7 +87,12 @@ def write_output(folder: Path, fill: Callable[[Path], object], facts: dict[str, 
         shutil.rmtree(staging, ignore_errors=True)
         staging.mkdir(parents=True)
         fill(staging)
-        marker = {**(facts or {}), "files": file_records(staging)}
+        # Without times: the same content is the same folder, marker included, for DVC too.
+        files = {
+            name: {"sha256": entry["sha256"], "size": entry["size"]}
+            for name, entry in file_records(staging).items()
+        }
+        marker = {**(facts or {}), "files": files}
         (staging / EXPORT_MARKER).write_text(json.dumps(marker, sort_keys=True))
         shutil.rmtree(place, ignore_errors=True)
         staging.replace(place)

@@ -155,7 +155,7 @@ def is_recorded(path: Path, entry: dict[str, Any]) -> bool:
         return False
     if stat.st_size != entry["size"]:
         return False
-    return stat.st_mtime_ns == entry["mtime_ns"] or file_digest(path) == entry["sha256"]
+    return stat.st_mtime_ns == entry.get("mtime_ns") or file_digest(path) == entry["sha256"]
 
 
 def _intact(output: Path, files: dict[str, dict[str, Any]]) -> bool:

@@ -1,5 +1,6 @@
 """Folders of the user's: replaced only when nothing of hers is in them, and never an input."""
 
+import os
 from pathlib import Path
 
 import pandas as pd
@@ -49,6 +50,15 @@ def test_a_touched_or_removed_file_is_nobody_s(tmp_path: Path) -> None:
     (folder / "sub" / "weights").unlink()
     write_output(folder, fill)
     assert (folder / "sub" / "weights").read_text() == "w"
+
+
+def test_the_same_content_is_the_same_folder_to_the_byte(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_output(tmp_path / name, fill)
+        os.utime(tmp_path / name / "sub" / "weights", (1, 1))
+    marks = [(tmp_path / name / EXPORT_MARKER).read_bytes() for name in ("a", "b")]
+    assert marks[0] == marks[1]
+    assert b"mtime" not in marks[0]
 
 
 def test_files_of_others_and_a_file_are_refused(tmp_path: Path) -> None:
