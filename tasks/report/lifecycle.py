@@ -192,7 +192,10 @@ def _stopping_curves(candidates: Sequence[Candidate]) -> pd.DataFrame:
         if candidate.stage == "expert"
         for row in candidate.facts.get("trace", [])
     ]
-    return pd.DataFrame(rows)
+    # A trace that lay in a file has its names in another order.
+    first = ["expert", "stopping", "task", "step", "stop_score"]
+    curves = pd.DataFrame(rows)
+    return curves[[name for name in first if name in curves] + sorted(set(curves) - set(first))]
 
 
 def plot_stopping(curves: pd.DataFrame) -> Figure:
