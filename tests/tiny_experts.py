@@ -2,7 +2,22 @@
 
 from pathlib import Path
 
+from tasks.train.config import FinetuneSettings
 from tests.tiny_models import sentences, tiny_llama, toy_task
+
+# An adapter learns a toy task within these.
+QUICK_TRAINING = FinetuneSettings(
+    learning_rate=0.01,
+    batch_size=16,
+    max_steps=40,
+    warmup=2,
+    stop_every=4,
+    stop_patience=4,
+    stop_reductions=1,
+    stop_examples=24,
+    rank=4,
+    dtype="float32",
+)
 
 
 def taught_llama(folder: Path, *, seed: int = 0, steps: int = 150) -> Path:

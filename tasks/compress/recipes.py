@@ -94,6 +94,23 @@ def check_calibration_length(config: dict[str, Any], length: int) -> None:
         )
 
 
+class CalibratedRecipe(CompressionRecipe):
+    """What the recipes share that read calibration text through the model."""
+
+    uses_calibration: ClassVar[bool] = True
+
+    calibration_sequences: int = SEQUENCES
+    calibration_length: int = LENGTH
+
+    @property
+    def label(self) -> str:
+        return super().label + calibration_suffix(self)
+
+    def check_model(self, config: dict[str, Any]) -> None:
+        super().check_model(config)
+        check_calibration_length(config, self.calibration_length)
+
+
 class PatternRecipe(CompressionRecipe):
     """What the recipes that set weights to zero share."""
 
@@ -156,34 +173,22 @@ class MagnitudeRecipe(PruneRecipe):
     kind: Literal["magnitude"] = Field(default="magnitude", description="Magnitude pruning")
 
 
-class WandaRecipe(PruneRecipe):
+class WandaRecipe(CalibratedRecipe, PruneRecipe):
     """Wanda: weights that are small, or whose input is, go; needs calibration text."""
 
     model_config = ConfigDict(title="Wanda pruning")
-    uses_calibration: ClassVar[bool] = True
 
     kind: Literal["wanda"] = Field(default="wanda", description="Pruning by weights and activations (Wanda)")
     compare: Literal["layer", "row"] = Field(
         default="row",
         description="Which weights compete when the pattern is unstructured: those of one output, or all of a layer",
     )
-    calibration_sequences: int = SEQUENCES
-    calibration_length: int = LENGTH
-
-    @property
-    def label(self) -> str:
-        return super().label + calibration_suffix(self)
-
-    def check_model(self, config: dict[str, Any]) -> None:
-        super().check_model(config)
-        check_calibration_length(config, self.calibration_length)
 
 
-class SparseGPTRecipe(PatternRecipe):
+class SparseGPTRecipe(CalibratedRecipe, PatternRecipe):
     """SparseGPT: weights go one column after the other, the remaining ones make up for them; needs calibration text."""
 
     model_config = ConfigDict(title="SparseGPT pruning")
-    uses_calibration: ClassVar[bool] = True
 
     kind: Literal["sparsegpt"] = Field(
         default="sparsegpt", description="Pruning that corrects the remaining weights (SparseGPT)"
@@ -194,16 +199,6 @@ class SparseGPTRecipe(PatternRecipe):
         le=10,
         description="Share of the mean second moment of the inputs added to each, against noise in the calibration",
     )
-    calibration_sequences: int = SEQUENCES
-    calibration_length: int = LENGTH
-
-    @property
-    def label(self) -> str:
-        return super().label + calibration_suffix(self)
-
-    def check_model(self, config: dict[str, Any]) -> None:
-        super().check_model(config)
-        check_calibration_length(config, self.calibration_length)
 
 
 class DropRecipe(CompressionRecipe):

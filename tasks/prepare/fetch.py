@@ -33,14 +33,7 @@ def npm_pack(package: str, folder: Path) -> Path:
             "install npm), then try again"
         )
     command = [npm, "pack", package, "--silent", "--ignore-scripts", "--pack-destination", str(folder)]
-    try:
-        done = subprocess.run(
-            command, cwd=folder, capture_output=True, text=True, check=False, timeout=PATIENCE_SECONDS
-        )
-    except subprocess.TimeoutExpired:
-        raise DataError(
-            f"npm pack {package} took over {PATIENCE_SECONDS} s; check the network, then try again"
-        ) from None
+    done = _downloaded(command, folder, f"npm pack {package}")
     found = sorted(folder.glob("*.tgz"))
     if done.returncode or not found:
         said = next((line for line in done.stderr.splitlines() if line.strip()), "no message")
@@ -77,14 +70,7 @@ def pip_sdist(requirement: str, sha256: str, folder: Path) -> Path:
             str(folder),
         ),
     ]
-    try:
-        done = subprocess.run(
-            command, cwd=folder, capture_output=True, text=True, check=False, timeout=PATIENCE_SECONDS
-        )
-    except subprocess.TimeoutExpired:
-        raise DataError(
-            f"pip download {requirement} took over {PATIENCE_SECONDS} s; check the network, then try again"
-        ) from None
+    done = _downloaded(command, folder, f"pip download {requirement}")
     found = sorted(folder.glob("*.tar.gz"))
     if done.returncode or not found:
         said = [line.strip() for line in done.stderr.splitlines() if line.startswith("ERROR")]
@@ -93,6 +79,16 @@ def pip_sdist(requirement: str, sha256: str, folder: Path) -> Path:
             "try again"
         )
     return found[0]
+
+
+def _downloaded(command: list[str], folder: Path, what: str) -> subprocess.CompletedProcess[str]:
+    """The ended command, whatever its status. Raises DataError when it takes too long."""
+    try:
+        return subprocess.run(
+            command, cwd=folder, capture_output=True, text=True, check=False, timeout=PATIENCE_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        raise DataError(f"{what} took over {PATIENCE_SECONDS} s; check the network, then try again") from None
 
 
 def mnist(out: Path) -> dict[str, Any]:

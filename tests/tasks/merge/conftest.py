@@ -5,22 +5,8 @@ from pathlib import Path
 import pytest
 
 from tasks.reference import reference_to
-from tasks.train.config import FinetuneSettings
 from tasks.train.finetune import finetune
-from tests.tiny_experts import taught_llama, toy_tasks
-
-SETTINGS = FinetuneSettings(
-    learning_rate=0.01,
-    batch_size=16,
-    max_steps=40,
-    warmup=2,
-    stop_every=4,
-    stop_patience=4,
-    stop_reductions=1,
-    stop_examples=24,
-    rank=4,
-    dtype="float32",
-)
+from tests.tiny_experts import QUICK_TRAINING, taught_llama, toy_tasks
 
 
 @pytest.fixture(scope="session")
@@ -41,7 +27,7 @@ def experts(base: Path, tasks: Path, tmp_path_factory: pytest.TempPathFactory) -
         found[name].mkdir()
         finetune(
             found[name],
-            settings=SETTINGS,
+            settings=QUICK_TRAINING,
             base=reference_to(base, "model"),
             task=reference_to(tasks / name, "tasks"),
             stopping="merge_aware",

@@ -15,23 +15,11 @@ from tasks.train.config import FinetuneSettings
 from tasks.train.finetune import finetune
 from tasks.train.loading import load_split, load_tokenizer, weights_digest
 from tasks.train.trace import read_trace
-
-FAST = FinetuneSettings(
-    learning_rate=0.01,
-    batch_size=16,
-    max_steps=40,
-    warmup=2,
-    stop_every=4,
-    stop_patience=4,
-    stop_reductions=1,
-    stop_examples=24,
-    rank=4,
-    dtype="float32",
-)
+from tests.tiny_experts import QUICK_TRAINING
 
 
 def train(
-    out: Path, base: Path, task: Path, settings: FinetuneSettings = FAST, **more: Any
+    out: Path, base: Path, task: Path, settings: FinetuneSettings = QUICK_TRAINING, **more: Any
 ) -> dict[str, Any]:
     out.mkdir(parents=True, exist_ok=True)
     given = {"stopping": "merge_aware", **more}
@@ -110,7 +98,7 @@ def test_the_same_seed_gives_the_same_bytes(expert: tuple, base: Path, tasks: Pa
     }
     for file in out.iterdir():
         assert (tmp_path / "again" / file.name).read_bytes() == file.read_bytes(), file.name
-    short = FAST.model_copy(update={"max_steps": 4})
+    short = QUICK_TRAINING.model_copy(update={"max_steps": 4})
     first, second = (
         train(tmp_path / str(seed), base, tasks / "toy1", short, seed=seed) and tmp_path / str(seed)
         for seed in (0, 1)
@@ -121,7 +109,7 @@ def test_the_same_seed_gives_the_same_bytes(expert: tuple, base: Path, tasks: Pa
 
 
 def test_what_another_configuration_left_is_not_used(base: Path, tasks: Path, tmp_path: Path) -> None:
-    short = FAST.model_copy(update={"max_steps": 4})
+    short = QUICK_TRAINING.model_copy(update={"max_steps": 4})
     left = tmp_path / "out" / ".checkpoints" / "checkpoint-2"
     left.mkdir(parents=True)
     (left / "trainer_state.json").write_text("{}")
@@ -132,7 +120,7 @@ def test_what_another_configuration_left_is_not_used(base: Path, tasks: Path, tm
 
 def test_own_optimum_trains_on_and_keeps_the_best(base: Path, tasks: Path, tmp_path: Path) -> None:
     # a rate at which the score goes up and down
-    settings = FAST.model_copy(update={"learning_rate": 0.3, "max_steps": 16, "stop_every": 2})
+    settings = QUICK_TRAINING.model_copy(update={"learning_rate": 0.3, "max_steps": 16, "stop_every": 2})
     summary = train(tmp_path / "own", base, tasks / "toy0", settings, stopping="own_optimum")
     scores = {row["step"]: row["stop_score"] for row in summary["trace"]}
     assert summary["steps"] == 16
@@ -142,14 +130,14 @@ def test_own_optimum_trains_on_and_keeps_the_best(base: Path, tasks: Path, tmp_p
 
 
 def test_fixed_keeps_the_last_weights(base: Path, tasks: Path, tmp_path: Path) -> None:
-    settings = FAST.model_copy(update={"max_steps": 5})
+    settings = QUICK_TRAINING.model_copy(update={"max_steps": 5})
     summary = train(tmp_path / "fixed", base, tasks / "toy0", settings, stopping="fixed")
     assert summary["steps"] == summary["kept_step"] == 5
     assert [row["step"] for row in summary["trace"]] == [5]
 
 
 def test_accuracy_can_decide(base: Path, tasks: Path, tmp_path: Path) -> None:
-    settings = FAST.model_copy(update={"max_steps": 4, "stop_metric": "accuracy"})
+    settings = QUICK_TRAINING.model_copy(update={"max_steps": 4, "stop_metric": "accuracy"})
     summary = train(tmp_path / "accuracy", base, tasks / "toy0", settings)
     assert 0 <= summary["stop_score"] <= 1
 
@@ -157,7 +145,7 @@ def test_accuracy_can_decide(base: Path, tasks: Path, tmp_path: Path) -> None:
 def test_a_full_fine_tune_is_a_model_folder(base: Path, tasks: Path, tmp_path: Path) -> None:
     from safetensors.torch import load_file
 
-    settings = FAST.model_copy(update={"adapter": "full", "learning_rate": 0.01})
+    settings = QUICK_TRAINING.model_copy(update={"adapter": "full", "learning_rate": 0.01})
     out = tmp_path / "full"
     summary = train(out, base, tasks / "toy0", settings)
     before, after = load_file(base / "model.safetensors"), load_file(out / "model.safetensors")
@@ -172,7 +160,7 @@ def test_a_full_fine_tune_is_a_model_folder(base: Path, tasks: Path, tmp_path: P
 
 
 def test_free_text_trains_its_end(base: Path, free_text: Path, tmp_path: Path) -> None:
-    settings = FAST.model_copy(update={"max_steps": 4})
+    settings = QUICK_TRAINING.model_copy(update={"max_steps": 4})
     assert train(tmp_path / "free", base, free_text, settings)["examples"] == 20
 
 
@@ -199,7 +187,7 @@ def test_bad_inputs_are_one_line(base: Path, tasks: Path, tmp_path: Path) -> Non
     next((damaged / "train").glob("*.arrow")).write_bytes(b"nonsense")
     pickled = shutil.copytree(base, tmp_path / "pickled")
     (pickled / "model.safetensors").rename(pickled / "pytorch_model.bin")
-    tight = FAST.model_copy(update={"max_length": 8})
+    tight = QUICK_TRAINING.model_copy(update={"max_length": 8})
     long = shutil.copytree(tasks / "toy0", tmp_path / "long")
     shutil.rmtree(long / "train")
     from datasets import Dataset
@@ -208,9 +196,9 @@ def test_bad_inputs_are_one_line(base: Path, tasks: Path, tmp_path: Path) -> Non
         str(long / "train")
     )
     for model, task, settings, words in (
-        (base, lacking, FAST, "task lacking: has no part 'stop'"),
-        (base, damaged, FAST, "task damaged: the part 'train' is damaged"),
-        (pickled, tasks / "toy0", FAST, "safetensors"),
+        (base, lacking, QUICK_TRAINING, "task lacking: has no part 'stop'"),
+        (base, damaged, QUICK_TRAINING, "task damaged: the part 'train' is damaged"),
+        (pickled, tasks / "toy0", QUICK_TRAINING, "safetensors"),
         (base, long, tight, "max_length"),
     ):
         with pytest.raises(DataError, match=words) as caught:
@@ -219,7 +207,7 @@ def test_bad_inputs_are_one_line(base: Path, tasks: Path, tmp_path: Path) -> Non
     with pytest.raises(DataError, match="holds a model; this step needs"):
         finetune(
             tmp_path / "out",
-            settings=FAST,
+            settings=QUICK_TRAINING,
             base=reference_to(base, "model"),
             task=reference_to(base, "model"),
             stopping="fixed",
