@@ -1,7 +1,10 @@
 """An interrupt that falls into a destructor is raised again, and only until somebody has noticed it."""
 
+import contextlib
 import subprocess
 import sys
+
+import psutil
 
 from tests.flows.tiny_lifecycle import ROOT
 
@@ -36,3 +39,22 @@ def test_a_dropped_interrupt_comes_again() -> None:
     )
     assert done.stdout.split() == ["dropped", "noticed", "done"], done.stderr
     assert done.returncode == 0
+
+
+CHILD = """
+import subprocess, sys
+from flows import pipeline
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+print(child.pid, flush=True)
+pipeline._end_now()
+"""
+
+
+def test_what_an_interrupted_run_started_ends_with_it() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 130
+    with contextlib.suppress(psutil.NoSuchProcess):
+        psutil.Process(int(done.stdout)).wait(timeout=10)
+    assert not psutil.pid_exists(int(done.stdout)) or psutil.Process(int(done.stdout)).status() == "zombie"

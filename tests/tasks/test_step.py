@@ -9,7 +9,8 @@ from pydantic import Field
 
 from tasks.config import Config
 from tasks.reference import reference_to
-from tasks.step import identity, run_step, step_key
+from tasks.settings import settings
+from tasks.step import identity, run_step, step, step_key
 
 
 class Numbers(Config):
@@ -82,3 +83,21 @@ def test_timings_are_no_content(work: Path) -> None:
         run(timed, settings=Numbers()).reference.digest
         == run(timed, settings=Numbers(factor=9)).reference.digest
     )
+
+
+def test_a_moved_work_folder_is_not_answered_from_the_old_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prefect's record of a step holds the path of its output."""
+
+    @step("placed", kind="data", version="1", timeout_seconds=60)
+    def placed(out: Path, *, number: int) -> dict[str, Any]:
+        return {}
+
+    keys = []
+    for name in ("here", "there", "here"):
+        monkeypatch.setenv("SEEDLOOM_WORK_DIR", str(tmp_path / name))
+        settings.cache_clear()
+        assert placed.cache_key_fn is not None
+        keys.append(placed.cache_key_fn(None, {"inputs": {"number": 1}, "label": "x"}))  # type: ignore[arg-type]
+    assert keys[0] == keys[2] != keys[1]
