@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import time
+from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
@@ -12,6 +14,7 @@ Kind = Literal["model", "adapter", "tasks", "text", "data", "bank", "report"]
 
 # Measured times differ from run to run, and the marker only says where a copy came from: no part of the identity.
 EXPORT_MARKER = ".seedloom.json"
+SETTLED_NS = 2_000_000_000
 NOT_CONTENT = frozenset({"timings.json", EXPORT_MARKER})
 
 
@@ -40,7 +43,21 @@ class Reference(Config):
 
 
 def file_digest(path: Path) -> str:
-    """sha256 of one file's content."""
+    """sha256 of one file's content. A file that lies untouched is read once a process: models are large."""
+    stat = path.stat()
+    changed = max(stat.st_mtime_ns, stat.st_ctime_ns)
+    # Clocks of file systems tick slowly: a file that changed just now may change again without a trace.
+    if time.time_ns() - changed < SETTLED_NS:
+        return _digest(path)
+    return _settled_digest(path, (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns))
+
+
+@lru_cache(maxsize=4096)
+def _settled_digest(path: Path, _state: tuple[int, ...]) -> str:
+    return _digest(path)
+
+
+def _digest(path: Path) -> str:
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 

@@ -6,13 +6,13 @@ Packages are located without importing them: their imports would pull in depende
 from __future__ import annotations
 
 import base64
-import hashlib
 import importlib.metadata
 import importlib.util
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from methods.common.errors import DataError
+from tasks.reference import file_digest
 
 
 @dataclass(frozen=True)
@@ -74,18 +74,13 @@ def package_version(package: Package) -> str:
         return "unknown"
 
 
-def sha256_file(path: Path) -> str:
-    with path.open("rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()
-
-
 def package_origin(package: Package, path: Path, *, source: str, licence: str = "") -> Origin:
     """Provenance of a package's file, whose content is checked against the hash in the package's own record.
 
     Raises:
         DataError: the file differs from what was installed (a damaged disk, an edited file).
     """
-    digest = sha256_file(path)
+    digest = file_digest(path)
     relative = path.name
     try:
         files = importlib.metadata.files(package.distribution) or []
@@ -127,7 +122,7 @@ def check_archive(archive: Path, sha256: str | None, command: str) -> str:
     """
     if not archive.is_file():
         raise DataError(f"{archive} does not exist; get it with: {command}")
-    found = sha256_file(archive)
+    found = file_digest(archive)
     if sha256 is not None and found != sha256:
         raise DataError(
             f"{archive} has sha256 {found[:12]}..., expected {sha256[:12]}...; get it again with: {command}"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from methods.common.errors import DataError
-from tasks.prepare.bundled import sha256_file
+from tasks.reference import file_digest
 from tasks.workspace import storage_errors
 
 PATIENCE_SECONDS = 600
@@ -142,7 +142,7 @@ def apt_unpack(packages: tuple[str, ...], folder: Path) -> dict[str, str]:
         )
     for package in found:
         subprocess.run(["dpkg-deb", "-x", str(package), str(folder)], check=True, timeout=PATIENCE_SECONDS)
-    return {package.name: sha256_file(package) for package in found}
+    return {package.name: file_digest(package) for package in found}
 
 
 def kjv(out: Path) -> dict[str, Any]:
@@ -159,7 +159,7 @@ def kjv(out: Path) -> dict[str, Any]:
     return {
         "chapters": len(chapters),
         "bytes": sum(len(text.encode()) for _, text in chapters),
-        "sha256": sha256_file(file),
+        "sha256": file_digest(file),
         "packages": packages,
         "source": "Debian bible-kjv, bible-kjv-text",
         "licence": "public domain (text)",

