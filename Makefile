@@ -14,8 +14,10 @@ run: setup
 	$(BIN)/dvc repro --quiet prepare
 	$(BIN)/seedloom run lifecycle --params params.yaml:lifecycle --report.folder reports/lifecycle
 
+# Files of tests run in two processes; `make test PROCESSES=0` runs all of them in one.
+PROCESSES ?= 2
 test: setup-test browser check
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(PROCESSES) --dist loadgroup --no-loadscope-reorder
 
 check: setup-test
 	$(BIN)/ruff check .

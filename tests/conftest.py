@@ -41,6 +41,19 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Up]":
     assert started.end() == 0, started.output
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The test that ends the shared `seedloom up` comes last."""
-    items.sort(key=lambda item: item.get_closest_marker("ends_up") is not None)
+    """One process runs a whole file, and one process all that share `seedloom up`: fixtures are made once.
+
+    Files that drive servers are the longest, so they start first; the test that ends the shared
+    `seedloom up` comes last.
+    """
+    for item in items:
+        shared = "up" in getattr(item, "fixturenames", ())
+        item.add_marker(pytest.mark.xdist_group("up" if shared else item.nodeid.partition("::")[0]))
+    items.sort(
+        key=lambda item: (
+            item.get_closest_marker("ends_up") is not None,
+            not item.nodeid.startswith(("tests/flows", "tests/ui")),
+        )
+    )
