@@ -36,14 +36,15 @@ _LAZY = {
 
 def register() -> None:
     """Teach transformers' Auto classes and the walk over blocks the type `spannorm`; a second call changes nothing."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
     from methods.common.linear_layers import register_architecture
     from methods.span_norm.config import SpanNormConfig
-    from methods.span_norm.modeling import SpanNormForCausalLM
+    from methods.span_norm.modeling import SpanNormForCausalLM, SpanNormModel
 
     register_architecture("spannorm", "model.layers")
     AutoConfig.register("spannorm", SpanNormConfig, exist_ok=True)
+    AutoModel.register(SpanNormConfig, SpanNormModel, exist_ok=True)
     AutoModelForCausalLM.register(SpanNormConfig, SpanNormForCausalLM, exist_ok=True)
 
 

@@ -95,7 +95,8 @@ class NormResidualBlock(nn.Module):
     Shapes: (..., tokens, dim) to the same; `siamese` passes (..., tokens, 2 dim) between its blocks.
 
     Raises:
-        ConfigError: unknown scheme, `num_layers` below 1, or `layer_idx` outside of them.
+        ConfigError: unknown scheme, `num_layers` or `dim` below 1, `layer_idx` outside of the layers, a `norm` that
+            cannot be called, or a `mix_share` that is no share.
     """
 
     def __init__(
@@ -113,8 +114,13 @@ class NormResidualBlock(nn.Module):
         mix_share: float = 0.25,
     ) -> None:
         super().__init__()
-        if num_layers < 1:
-            raise ConfigError(f"num_layers={num_layers}: give at least 1")
+        for field, value in (("num_layers", num_layers), ("dim", dim)):
+            if value < 1:
+                raise ConfigError(f"{field}={value}: give at least 1")
+        if not callable(norm):
+            raise ConfigError(
+                f"norm={norm!r}: give what makes a norm of a width, e.g. RMSNorm or nn.LayerNorm"
+            )
         if not 0 <= layer_idx < num_layers:
             raise ConfigError(f"layer_idx={layer_idx}: give 0 to {num_layers - 1}")
         if span not in ("ffn", "aggregate"):
@@ -122,6 +128,8 @@ class NormResidualBlock(nn.Module):
         self.rule = block_rule(scheme, layer_idx, num_layers, mix_share)
         if self.rule == "span" and span == "aggregate":
             self.rule = "aggregate"
+        self.num_layers = num_layers
+        self.residual_init: str | float = "none"  # what `apply_residual_init` did to it
         self.first, self.last, self.dim = layer_idx == 0, layer_idx == num_layers - 1, dim
         self.skip_scale = deepnorm_alpha(num_layers)
         self.depth_scale = 1 / math.sqrt(layer_idx + 1)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
+import math
+from collections.abc import Mapping
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
 from transformers import LlamaConfig
+from transformers.activations import ACT2FN
 
 from methods.common.errors import ConfigError
 from methods.span_norm.schemes import SCHEMES, canonical, residual_factor
@@ -20,6 +24,25 @@ FUNCTION = (
     "mix_share",
     "mup_base_width",
 )
+
+
+# Fields and what they take, in words; the library checks the types of its own fields only.
+COUNTS = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "max_position_embeddings",
+)
+SWITCHES = (
+    "first_block_input_norm",
+    "final_norm",
+    "shared_expert",
+    "moe_variance_match",
+    "output_router_logits",
+)
+CHOICES = {"init": ("fan_in", "gpt"), "span": ("ffn", "aggregate"), "norm": ("rmsnorm", "layernorm")}
 
 
 @strict
@@ -74,6 +97,7 @@ class SpanNormConfig(LlamaConfig):
     output_router_logits: bool = False
 
     def __post_init__(self, **kwargs: Any) -> None:
+        _refuse_misspelt(kwargs)
         self.norm_scheme = canonical(self.norm_scheme)
         scheme = SCHEMES[self.norm_scheme]
         if self.residual_init is None:
@@ -84,33 +108,65 @@ class SpanNormConfig(LlamaConfig):
         super().__post_init__(**kwargs)
 
     def _check(self) -> None:
+        self._check_values()
         residual_factor(self.residual_init, self.num_hidden_layers)  # type: ignore[arg-type]
-        choices = {"init": ("fan_in", "gpt"), "span": ("ffn", "aggregate"), "norm": ("rmsnorm", "layernorm")}
-        for field, allowed in choices.items():
+        self._check_heads()
+        self._check_experts()
+        if self.span == "aggregate" and self.norm_scheme != "span":
+            raise ConfigError(
+                f"span='aggregate': is a variant of norm_scheme='span', not of {self.norm_scheme!r}"
+            )
+
+    def _check_values(self) -> None:
+        for field in COUNTS:
+            _whole(field, getattr(self, field), least=1)
+        for field in SWITCHES:
+            if not isinstance(getattr(self, field), bool):
+                raise ConfigError(f"{field}={getattr(self, field)!r}: give True or False")
+        for field, allowed in CHOICES.items():
             if getattr(self, field) not in allowed:
                 raise ConfigError(f"{field}={getattr(self, field)!r}: choose one of {', '.join(allowed)}")
-        if self.num_attention_heads < 1 or self.hidden_size % self.num_attention_heads:
+        if self.mup_base_width is not None:
+            _whole("mup_base_width", self.mup_base_width, least=1)
+        for field in ("router_aux_loss_coef", "router_z_loss_coef"):
+            _between(field, getattr(self, field), 0, math.inf)
+        _between("mix_share", self.mix_share, 0, 1)
+        _between("attention_dropout", self.attention_dropout, 0, 1)
+        if self.hidden_act not in ACT2FN:
+            raise ConfigError(f"hidden_act={self.hidden_act!r}: choose one of {', '.join(ACT2FN)}")
+        if not 0 < self.rms_norm_eps < 1:
+            raise ConfigError(f"rms_norm_eps={self.rms_norm_eps}: give a small number above 0, e.g. 1e-6")
+        if self.init == "gpt" and not self.initializer_range > 0:
+            raise ConfigError(f"initializer_range={self.initializer_range}: give a number above 0, e.g. 0.02")
+
+    def _check_heads(self) -> None:
+        heads, groups = self.num_attention_heads, self.num_key_value_heads
+        if self.head_dim is None and self.hidden_size % heads:
             raise ConfigError(
-                f"num_attention_heads={self.num_attention_heads}: does not divide hidden_size={self.hidden_size}; "
-                "give a divisor"
+                f"num_attention_heads={heads}: does not divide hidden_size={self.hidden_size}; give a divisor"
             )
-        groups = self.num_key_value_heads
-        if groups is not None and (groups < 1 or self.num_attention_heads % groups):
+        size = self.hidden_size // heads if self.head_dim is None else self.head_dim
+        if size < 2 or size % 2:
             raise ConfigError(
-                f"num_key_value_heads={groups}: does not divide num_attention_heads={self.num_attention_heads}; "
-                "give a divisor"
+                f"num_attention_heads={heads}: makes heads of size {size}, and rotary positions need an even one; "
+                "change it, hidden_size or head_dim"
             )
-        if self.num_experts < 0:
-            raise ConfigError(f"num_experts={self.num_experts}: give 0 for a dense model, or how many")
-        if self.num_experts and not 1 <= self.num_experts_per_tok <= self.num_experts:
+        if groups is not None and (groups < 1 or heads % groups):
+            raise ConfigError(
+                f"num_key_value_heads={groups}: does not divide num_attention_heads={heads}; give a divisor"
+            )
+
+    def _check_experts(self) -> None:
+        _whole("num_experts", self.num_experts, least=0, remedy="0 for a dense model, or how many")
+        if not self.num_experts:
+            for field in ("shared_expert", "moe_variance_match"):
+                if getattr(self, field):
+                    raise ConfigError(f"{field}=True: needs experts; set num_experts, or leave it out")
+            return
+        _whole("num_experts_per_tok", self.num_experts_per_tok, least=1)
+        if self.num_experts_per_tok > self.num_experts:
             raise ConfigError(
                 f"num_experts_per_tok={self.num_experts_per_tok}: give 1 to num_experts={self.num_experts}"
-            )
-        if not 0 <= self.mix_share <= 1:
-            raise ConfigError(f"mix_share={self.mix_share}: give a share between 0 and 1")
-        if self.mup_base_width is not None and self.mup_base_width < 1:
-            raise ConfigError(
-                f"mup_base_width={self.mup_base_width}: give the width that was tuned, at least 1"
             )
 
     @property
@@ -119,15 +175,45 @@ class SpanNormConfig(LlamaConfig):
         return self.mup_base_width / self.hidden_size if self.mup_base_width else 1.0
 
 
+def _whole(field: str, value: Any, least: int, remedy: str = "") -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigError(f"{field}={value!r}: give {remedy or f'a whole number, at least {least}'}")
+
+
+def _between(field: str, value: Any, low: float, high: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        bounds = f"at least {low:g}" if math.isinf(high) else f"between {low:g} and {high:g}"
+        raise ConfigError(f"{field}={value!r}: give a number {bounds}")
+
+
+def _refuse_misspelt(others: Mapping[str, Any]) -> None:
+    """The library keeps what it does not know; a misspelt setting of ours would be ignored without a word."""
+    own = list(SpanNormConfig.__annotations__)
+    for name in others:
+        if near := difflib.get_close_matches(name, own, n=1, cutoff=0.85):
+            raise ConfigError(f"{name} is not a setting; did you mean {near[0]}?")
+
+
 def from_llama_config(config: LlamaConfig, norm_scheme: str = "span", **changes: Any) -> SpanNormConfig:
     """A SpanNorm configuration of the same shape as a Llama one, with a scheme.
 
     Args:
-        config: gives widths, depth, heads, vocabulary, RoPE.
+        config: gives widths, depth, heads, vocabulary, RoPE; of a SpanNormConfig also the rest, without what follows
+            from its scheme.
         norm_scheme: where the norms go.
         changes: further fields of SpanNormConfig.
+
+    Raises:
+        ConfigError: `config` is no Llama configuration, or a field does not fit.
     """
+    if not isinstance(config, LlamaConfig):
+        raise ConfigError(
+            f"config={type(config).__name__}: give a LlamaConfig; other models compute other blocks"
+        )
     values = config.to_dict()
-    for name in ("model_type", "architectures", "transformers_version", "_name_or_path"):
+    dropped = ["model_type", "architectures", "transformers_version", "_name_or_path"]
+    if canonical(norm_scheme) != values.get("norm_scheme"):
+        dropped += ["final_norm", "residual_init", "span"]
+    for name in dropped:
         values.pop(name, None)
     return SpanNormConfig(**{**values, "norm_scheme": norm_scheme, **changes})

@@ -167,6 +167,29 @@ class SpanNormPreTrainedModel(PreTrainedModel):
         else:
             super()._init_weights(module)
 
+    @classmethod
+    def from_pretrained(  # type: ignore[override]
+        cls, source: Any, *args: Any, allow_mismatch: bool = False, **kwargs: Any
+    ) -> Any:
+        """As transformers has it; weights of another norm placement are refused unless `allow_mismatch`.
+
+        A Llama folder loads with `norm_scheme="prenorm"`: its norms' gains are taken over by their names here.
+
+        Raises:
+            ConfigError: the folder's weights belong to another function than the configuration asked for.
+        """
+        if source is None:  # weights are given as a state dict
+            return super().from_pretrained(source, *args, **kwargs)
+        stored = _stored_function(source, kwargs)
+        if not allow_mismatch:
+            refuse_mismatch(stored, _asked_function(kwargs))
+        if stored.get("model_type") is None:
+            return super().from_pretrained(source, *args, **kwargs)
+        found = super().from_pretrained(source, *args, **{"key_mapping": LLAMA_NAMES, **kwargs})
+        model = found[0] if isinstance(found, tuple) else found
+        model._weight_conversions = None  # else saving would write Llama's names under this model's type
+        return found
+
 
 class SpanNormModel(SpanNormPreTrainedModel):
     """Embedding, blocks and, for schemes that have one, the final norm."""
@@ -204,7 +227,7 @@ class SpanNormModel(SpanNormPreTrainedModel):
             raise DataError("give exactly one of input_ids and inputs_embeds")
         refuse_empty_rows(attention_mask)
         hidden: Any = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-        if not hidden.shape[0]:  # the library's attention cannot reshape nothing
+        if not hidden.shape[0] or not hidden.shape[1]:  # the library's attention cannot reshape nothing
             return MoeModelOutputWithPast(last_hidden_state=hidden, cache=cache)
         if use_cache and cache is None:
             cache = DynamicCache(config=self.config)
@@ -285,6 +308,7 @@ class SpanNormForCausalLM(SpanNormPreTrainedModel, GenerationMixin):
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=config.vocab_size, **kwargs)
         if routed and out.router_logits:
+            _refuse_lost_gradients(self, out.router_logits[0])
             mask = attention_mask
             if mask is not None and mask.numel() != out.router_logits[0].shape[0]:
                 mask = None  # with a cache the mask covers tokens that were routed before
@@ -302,31 +326,9 @@ class SpanNormForCausalLM(SpanNormPreTrainedModel, GenerationMixin):
             router_logits=out.router_logits if output_router_logits else None,
         )
 
-    @classmethod
-    def from_pretrained(  # type: ignore[override]
-        cls, source: Any, *args: Any, allow_mismatch: bool = False, **kwargs: Any
-    ) -> SpanNormForCausalLM:
-        """As transformers has it; weights of another norm placement are refused unless `allow_mismatch`.
 
-        Raises:
-            ConfigError: the folder's weights belong to another function than the configuration asked for.
-        """
-        if source is None:  # weights are given as a state dict
-            allow_mismatch = True
-        wanted = kwargs.get("config")
-        asked = {name: kwargs[name] for name in FUNCTION if name in kwargs}
-        if (wanted is not None or asked) and not allow_mismatch:
-            stored = _stored_function(source, kwargs)
-            if wanted is not None:
-                asked = {name: getattr(wanted, name) for name in FUNCTION} | asked
-            if "norm_scheme" in asked and "final_norm" not in kwargs:
-                asked.setdefault("final_norm", SpanNormConfig(norm_scheme=asked["norm_scheme"]).final_norm)
-            refuse_mismatch(stored, asked)
-        elif not allow_mismatch:
-            refuse_mismatch(_stored_function(source, kwargs), None)
-        return super().from_pretrained(source, *args, **kwargs)
-
-
+# What Llama calls the norms that stand where this model's stand in PreNorm.
+LLAMA_NAMES = {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
 _WHERE = ("revision", "cache_dir", "subfolder", "local_files_only", "token")
 
 
@@ -336,6 +338,19 @@ def _stored_function(source: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     if values.get("model_type") != "spannorm":
         return _function_of(SpanNormConfig(norm_scheme="prenorm")) | {"model_type": values.get("model_type")}
     return {name: values[name] for name in FUNCTION if name in values}
+
+
+def _asked_function(kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What the caller wants the weights to compute; None when nothing was said."""
+    wanted = kwargs.get("config")
+    asked = {name: kwargs[name] for name in FUNCTION if name in kwargs}
+    if wanted is None and not asked:
+        return None
+    if wanted is not None:
+        asked = _function_of(wanted) | asked
+    if "norm_scheme" in asked and "final_norm" not in kwargs:
+        asked.setdefault("final_norm", SpanNormConfig(norm_scheme=asked["norm_scheme"]).final_norm)
+    return asked
 
 
 def _function_of(config: SpanNormConfig) -> dict[str, Any]:
@@ -349,6 +364,11 @@ def refuse_mismatch(stored: Mapping[str, Any], asked: Mapping[str, Any] | None) 
         ConfigError: a stored and an asked value differ; None as `asked` means SpanNorm's defaults for foreign weights.
     """
     foreign = stored.get("model_type")
+    if foreign and foreign != "llama":
+        raise ConfigError(
+            f"the weights are those of a {foreign} model: other blocks than the ones here; give a Llama or SpanNorm "
+            "folder, or allow_mismatch=True to take what fits"
+        )
     if asked is None:
         asked = {"norm_scheme": "span"} if foreign else {}
     for name, value in asked.items():
@@ -361,6 +381,17 @@ def refuse_mismatch(stored: Mapping[str, Any], asked: Mapping[str, Any] | None) 
                 f"{name}={value!r}: {kind}, and with another norm placement they compute another function; "
                 "train on from them with allow_mismatch=True if that is wanted"
             )
+
+
+def _refuse_lost_gradients(model: nn.Module, logits: Tensor) -> None:
+    """Reentrant checkpointing cuts the routers' logits off: their losses would be added and train nothing."""
+    routers = [module for module in model.modules() if isinstance(module, Router)]
+    trained = any(router.proj.weight.requires_grad for router in routers)
+    if model.training and trained and torch.is_grad_enabled() and not logits.requires_grad:
+        raise ConfigError(
+            "gradient_checkpointing_kwargs={'use_reentrant': True}: the experts' balance would not be trained; give "
+            "use_reentrant=False"
+        )
 
 
 def refuse_empty_rows(attention_mask: Tensor | None) -> None:

@@ -7,6 +7,7 @@ s = O(L^-1/2). It is an initialisation, not a factor of the forward pass: nothin
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -54,36 +55,48 @@ def apply_residual_init(
     Args:
         model: holds the blocks.
         rule: `inv_sqrt_depth` (1 / sqrt(L)), `inv_sqrt_2depth`, `inv_depth`, `deepnorm`, `none`, or a factor above 0.
-        num_layers: L; counted when None.
+        num_layers: L; None takes what the blocks were made with.
 
     Returns:
         how many weights were scaled.
 
     Raises:
-        ConfigError: unknown rule, a factor that is not above 0, or a model that starts scaled already.
-        DataError: no block, or a block without a known output projection.
+        ConfigError: unknown rule, a factor that is not above 0, or blocks that start scaled already.
+        DataError: no block, or a block whose attention or feed-forward module has no known output projection.
     """
     blocks = [module for module in model.modules() if isinstance(module, NormResidualBlock)]
-    factor = residual_factor(rule, num_layers if num_layers is not None else max(1, len(blocks)))
     if not blocks:
         raise DataError(f"{type(model).__name__} holds no NormResidualBlock; build its blocks with it first")
+    factor = residual_factor(rule, num_layers if num_layers is not None else blocks[0].num_layers)
     config: Any = getattr(model, "config", None)
-    started = getattr(config, "residual_init", "none")
-    if started != "none":
-        raise ConfigError(
-            f"residual_init={started!r}: the model starts scaled already; make it with residual_init='none' to "
-            "scale it here"
-        )
-    scaled = 0
+    _refuse_started(getattr(config, "residual_init", "none"), blocks)
+    weights = [scaled_weights(block, rule) for block in blocks]
     for place, block in enumerate(blocks):
-        weights = scaled_weights(block, rule)
-        if not weights:
-            raise DataError(
-                f"block {place} has no output projection called {', '.join(OUTPUTS)}; rename it, or scale it yourself"
-            )
-        for weight in weights:
+        _refuse_unknown(place, block)
+    for block, own in zip(blocks, weights, strict=True):
+        for weight in own:
             weight.mul_(factor)
-        scaled += len(weights)
+        block.residual_init = rule
     if hasattr(config, "residual_init"):
         config.residual_init = rule
-    return scaled
+    return sum(len(own) for own in weights)
+
+
+def _refuse_started(configured: str | float, blocks: Sequence[NormResidualBlock]) -> None:
+    """No factor is applied twice."""
+    started = [rule for rule in (configured, *(block.residual_init for block in blocks)) if rule != "none"]
+    if started:
+        raise ConfigError(
+            f"residual_init={started[0]!r}: the model starts scaled already; make it with residual_init='none' to "
+            "scale it here"
+        )
+
+
+def _refuse_unknown(place: int, block: NormResidualBlock) -> None:
+    """Half a block left at its full size would be no such start."""
+    for name, branch in (("attention", block.self_attn), ("feed-forward module", block.mlp)):
+        if any(True for _ in branch.parameters()) and not scaled_weights(branch, "none"):
+            raise DataError(
+                f"block {place}: its {name} has no output projection called {', '.join(OUTPUTS)}; rename it, or scale "
+                "it yourself"
+            )

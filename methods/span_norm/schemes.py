@@ -56,6 +56,8 @@ def canonical(scheme: str) -> str:
 def block_rule(scheme: str, layer: int, layers: int, mix_share: float = 0.25) -> str:
     """The equations of one block; Mix-LN and HybridNorm* change them with depth."""
     name = canonical(scheme)
+    if not 0 <= mix_share <= 1:
+        raise ConfigError(f"mix_share={mix_share}: give a share between 0 and 1")
     if name == "mix_ln":
         return "postnorm" if layer < int(mix_share * layers) else "prenorm"
     if name == "hybrid_star":

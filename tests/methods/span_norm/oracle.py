@@ -32,7 +32,8 @@ def logits(weights: Weights, config: dict[str, Any], ids: Tensor) -> Tensor:
             x = block(x, w, config, rule, layer)
     if "model.norm.weight" in weights:
         x = norm(x, weights["model.norm.weight"])
-    return x @ weights["lm_head.weight"].T
+    scale = config["mup_base_width"] / config["hidden_size"] if config.get("mup_base_width") else 1.0
+    return scale * (x @ weights["lm_head.weight"].T)
 
 
 def block(x: Tensor, w: Weights, config: dict[str, Any], rule: str, layer: int) -> Tensor:
@@ -43,7 +44,7 @@ def block(x: Tensor, w: Weights, config: dict[str, Any], rule: str, layer: int) 
         return attention(value, w, config)
 
     def f(value: Tensor) -> Tensor:
-        return gated(value, w)
+        return routed(value, w, config) if config.get("num_experts") else gated(value, w)
 
     if rule == "span":
         start = n("input_norm", x) if layer == 0 else x
@@ -80,7 +81,10 @@ def block(x: Tensor, w: Weights, config: dict[str, Any], rule: str, layer: int) 
 
 
 def siamese(p: Tensor, u: Tensor, w: Weights, config: dict[str, Any], layer: int) -> tuple[Tensor, Tensor]:
-    for branch, kind in ((lambda v: attention(v, w, config), "attn"), (lambda v: gated(v, w), "ffn")):
+    for branch, kind in (
+        (lambda v: attention(v, w, config), "attn"),
+        (lambda v: routed(v, w, config) if config.get("num_experts") else gated(v, w), "ffn"),
+    ):
         out = branch(norm(p + norm(u, w[f"{kind}_stream_norm.weight"]), w[f"{kind}_in_norm.weight"]))
         p = norm(p + out / math.sqrt(layer + 1), w[f"{kind}_norm.weight"])
         u = u + out
@@ -91,9 +95,21 @@ def norm(x: Tensor, gain: Tensor, eps: float = 1e-6) -> Tensor:
     return gain * x / ((x * x).mean(-1, keepdim=True) + eps).sqrt()
 
 
-def gated(x: Tensor, w: Weights) -> Tensor:
-    g = x @ w["mlp.gate_proj.weight"].T
-    return (g / (1 + (-g).exp()) * (x @ w["mlp.up_proj.weight"].T)) @ w["mlp.down_proj.weight"].T
+def gated(x: Tensor, w: Weights, where: str = "mlp") -> Tensor:
+    g = x @ w[f"{where}.gate_proj.weight"].T
+    return (g / (1 + (-g).exp()) * (x @ w[f"{where}.up_proj.weight"].T)) @ w[f"{where}.down_proj.weight"].T
+
+
+def routed(x: Tensor, w: Weights, config: dict[str, Any]) -> Tensor:
+    """Every expert on every token; those beyond the top k weigh nothing."""
+    shares = (x @ w["mlp.router.proj.weight"].T).softmax(-1)
+    least = shares.sort(dim=-1, descending=True).values[..., config["num_experts_per_tok"] - 1, None]
+    gates = torch.where(shares >= least, shares, torch.zeros_like(shares))
+    gates = gates / gates.sum(-1, keepdim=True)
+    experts = [gated(x, w, f"mlp.experts.{e}") for e in range(config["num_experts"])]
+    out = sum(gates[..., e, None] * expert for e, expert in enumerate(experts))
+    out = out * w.get("mlp.variance_scale", torch.ones((), dtype=x.dtype))
+    return out + gated(x, w, "mlp.shared") if config["shared_expert"] else out
 
 
 def attention(x: Tensor, w: Weights, config: dict[str, Any]) -> Tensor:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from methods.common.errors import ConfigError, DataError
 from methods.span_norm import (
@@ -78,6 +78,31 @@ def test_gradient_checkpointing_gives_the_same_gradients(scheme: str, experts: i
         assert (gradient - gradients[1][name]).abs().max() <= 1e-6, name
 
 
+def test_checkpointing_that_would_not_train_the_routers_is_refused() -> None:
+    made = model("span", 2, num_experts=2).train()
+    made.gradient_checkpointing_enable({"use_reentrant": True})
+    with pytest.raises(ConfigError, match="use_reentrant=False"):
+        made(ids(), labels=ids())
+    made.eval()(ids(), labels=ids())
+
+
+@pytest.mark.parametrize("scheme", ["span", "hybrid", "siamese"])
+def test_a_batch_with_padding_on_the_left_generates_what_its_rows_do(scheme: str) -> None:
+    made = with_random_gains(model(scheme, 3, num_key_value_heads=2, pad_token_id=0))
+    short, long = ids(1, 5, seed=3), ids(1, 9, seed=4)
+    batch = torch.cat((torch.cat((torch.zeros(1, 4, dtype=torch.long), short), dim=1), long))
+    mask = torch.tensor([[0] * 4 + [1] * 5, [1] * 9])
+    together = made.generate(batch, attention_mask=mask, max_new_tokens=16, do_sample=False)
+    for row, alone in zip(together, (short, long), strict=True):
+        wanted = made.generate(
+            alone, attention_mask=torch.ones_like(alone), max_new_tokens=16, do_sample=False
+        )
+        assert torch.equal(row[9:], wanted[0, alone.shape[1] :])
+    for cached in (True, False):
+        beams = made.generate(long, max_new_tokens=8, num_beams=3, do_sample=False, use_cache=cached)
+        assert torch.equal(beams, made.generate(long, max_new_tokens=8, num_beams=3, do_sample=False))
+
+
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_half_precision(scheme: str) -> None:
     made = model(scheme, 6)
@@ -116,6 +141,7 @@ def test_one_token_and_an_empty_batch() -> None:
             with torch.no_grad():
                 assert made(ids(2, 1)).logits.shape == (2, 1, 64)
                 assert made(ids(0, 5)).logits.shape == (0, 5, 64)
+                assert made(ids(2, 0)).logits.shape == (2, 0, 64)
 
 
 def test_hidden_states_and_attentions_can_be_asked_for() -> None:
@@ -193,6 +219,56 @@ def test_prenorm_weights_are_refused_for_another_scheme(llama: Path, tmp_path: P
     assert same.config.norm_scheme == "prenorm"
 
 
+def test_llama_weights_keep_their_gains(llama: Path, tmp_path: Path) -> None:
+    """Norms have other names there: a gain left at 1 would be another function, without a word."""
+    theirs = LlamaForCausalLM.from_pretrained(llama)
+    with torch.no_grad():
+        for name, parameter in theirs.named_parameters():
+            if parameter.ndim == 1:
+                parameter.mul_(
+                    1 + 0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(7))
+                )
+                assert "norm" in name
+        wanted = theirs.eval()(ids()).logits
+    theirs.save_pretrained(llama)
+    mine, report = SpanNormForCausalLM.from_pretrained(llama, norm_scheme="prenorm", output_loading_info=True)
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    with torch.no_grad():
+        assert (mine.eval()(ids()).logits - wanted).abs().max() <= 1e-5
+    mine.save_pretrained(tmp_path / "mine")  # under this model's own names
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "mine")
+    with torch.no_grad():
+        assert torch.equal(again(ids()).logits, mine(ids()).logits)
+
+
+def test_weights_of_other_architectures_are_refused(tmp_path: Path) -> None:
+    from transformers import Qwen2Config
+
+    Qwen2Config(hidden_size=64, num_attention_heads=4).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"those of a qwen2 model.*allow_mismatch=True"):
+        SpanNormForCausalLM.from_pretrained(tmp_path, norm_scheme="prenorm")
+    with pytest.raises(ConfigError, match="config=Qwen2Config: give a LlamaConfig"):
+        from_llama_config(Qwen2Config())
+
+
+def test_the_auto_class_of_the_bare_model(tmp_path: Path) -> None:
+    made = model("span", 2)
+    made.save_pretrained(tmp_path)
+    bare = AutoModel.from_pretrained(tmp_path)
+    with torch.no_grad():
+        assert torch.equal(bare(ids()).last_hidden_state, made.model(ids()).last_hidden_state)
+    with pytest.raises(ConfigError, match="norm_scheme='prenorm'"):
+        AutoModel.from_pretrained(tmp_path, norm_scheme="prenorm")
+
+
+def test_another_scheme_of_a_configuration_brings_its_own_start_and_final_norm() -> None:
+    made = from_llama_config(config("prenorm", 3), "span")
+    assert (made.final_norm, made.residual_init) == (False, "inv_sqrt_depth")
+    kept = from_llama_config(config("prenorm", 3, residual_init=0.5), "prenorm", vocab_size=70)
+    assert (kept.final_norm, kept.residual_init, kept.vocab_size) == (True, 0.5, 70)
+
+
 def test_a_llama_shape_becomes_a_span_shape() -> None:
     shape = LlamaConfig(hidden_size=96, num_hidden_layers=3, num_attention_heads=6, intermediate_size=256)
     made = from_llama_config(shape, residual_init="inv_depth")
@@ -243,7 +319,7 @@ def test_with_the_width_rule_one_step_moves_the_logits_alike_at_every_width() ->
     ("changes", "says"),
     [
         ({"norm_scheme": "middle"}, "norm_scheme='middle': choose one of span, prenorm, postnorm, deepnorm"),
-        ({"num_hidden_layers": 0}, "num_hidden_layers=0: give at least 1"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers=0: give a whole number, at least 1"),
         ({"num_attention_heads": 5}, "num_attention_heads=5: does not divide hidden_size=64"),
         ({"num_key_value_heads": 3}, "num_key_value_heads=3: does not divide num_attention_heads=4"),
         ({"num_experts": 2, "num_experts_per_tok": 3}, "num_experts_per_tok=3: give 1 to num_experts=2"),
@@ -254,7 +330,27 @@ def test_with_the_width_rule_one_step_moves_the_logits_alike_at_every_width() ->
         ({"span": "both"}, "span='both': choose one of ffn, aggregate"),
         ({"norm": "batch"}, "norm='batch': choose one of rmsnorm, layernorm"),
         ({"mix_share": 1.5}, "mix_share=1.5"),
+        ({"mix_share": float("nan")}, "mix_share=nan"),
         ({"mup_base_width": 0}, "mup_base_width=0"),
+        ({"mup_base_width": 1.5}, "mup_base_width=1.5: give a whole number"),
+        ({"vocab_size": 0}, "vocab_size=0: give a whole number, at least 1"),
+        ({"hidden_size": -64}, "hidden_size=-64"),
+        ({"hidden_size": 20}, "num_attention_heads=4: makes heads of size 5.*even one"),
+        ({"head_dim": 0}, "makes heads of size 0"),
+        ({"intermediate_size": 0}, "intermediate_size=0"),
+        ({"num_experts": -1}, "num_experts=-1: give 0 for a dense model"),
+        ({"shared_expert": True}, "shared_expert=True: needs experts"),
+        ({"moe_variance_match": True}, "moe_variance_match=True: needs experts"),
+        ({"router_aux_loss_coef": -1.0}, "router_aux_loss_coef=-1.0: give a number at least 0"),
+        ({"router_z_loss_coef": float("nan")}, "router_z_loss_coef=nan"),
+        ({"rms_norm_eps": 0.0}, "rms_norm_eps=0.0: give a small number above 0"),
+        ({"initializer_range": 0.0, "init": "gpt"}, "initializer_range=0.0"),
+        ({"attention_dropout": 2.0}, "attention_dropout=2.0: give a number between 0 and 1"),
+        ({"hidden_act": "step"}, "hidden_act='step': choose one of"),
+        ({"final_norm": "no"}, "final_norm='no': give True or False"),
+        ({"first_block_input_norm": 1}, "first_block_input_norm=1: give True or False"),
+        ({"span": "aggregate", "scheme": "prenorm"}, "span='aggregate': is a variant of norm_scheme='span'"),
+        ({"norm_schema": "prenorm"}, "norm_schema is not a setting; did you mean norm_scheme"),
     ],
 )
 def test_wrong_settings_are_named(changes: dict[str, object], says: str) -> None:

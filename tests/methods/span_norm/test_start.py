@@ -143,12 +143,31 @@ def test_apply_residual_init_is_the_models_own_start() -> None:
         assert torch.allclose(mine, other, rtol=1e-6)
 
 
+def test_apply_residual_init_takes_the_depth_that_the_blocks_were_made_for() -> None:
+    """A part of a model, such as a stage of a pipeline, is scaled for the whole."""
+    made = Own()
+    before = made.blocks[0].mlp.fc2.weight.clone()
+    made.blocks = made.blocks[:2]
+    apply_residual_init(made)
+    assert torch.allclose(made.blocks[0].mlp.fc2.weight, before / 2)
+
+
 def test_apply_residual_init_refuses() -> None:
+    made = Own()
+    apply_residual_init(made)
+    with pytest.raises(ConfigError, match="starts scaled already"):
+        apply_residual_init(made)
+    half = Own()
+    half.blocks[1].mlp = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8))
+    first = half.blocks[0].mlp.fc2.weight.clone()
+    with pytest.raises(DataError, match="block 1: its feed-forward module has no output projection"):
+        apply_residual_init(half)
+    assert torch.equal(half.blocks[0].mlp.fc2.weight, first)
     with pytest.raises(ConfigError, match="starts scaled already"):
         apply_residual_init(model("span"), "inv_sqrt_depth")
     with pytest.raises(DataError, match="holds no NormResidualBlock"):
         apply_residual_init(nn.Linear(2, 2))
-    with pytest.raises(DataError, match="block 0 has no output projection"):
+    with pytest.raises(DataError, match="block 0: its attention has no output projection"):
         apply_residual_init(Own("result"))
     with pytest.raises(ConfigError, match="residual_init=-1"):
         apply_residual_init(Own(), -1.0)
@@ -216,9 +235,48 @@ def hidden_gradient(made: Any, batch: Tensor) -> Tensor:
     return kept[0].grad
 
 
+def same(one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        assert value == pytest.approx(other[name], rel=1e-4, abs=1e-6), name
+
+
+@pytest.mark.parametrize("scheme", ["span", "siamese"])
+def test_diagnose_does_not_count_padding(scheme: str) -> None:
+    made, row = model(scheme, 3), ids(1, 6)
+    padded = torch.cat((row, torch.zeros(1, 20, dtype=torch.long)), dim=1)
+    mask = torch.tensor([[1] * 6 + [0] * 20])
+    alone = diagnose(made, row)
+    same(diagnose(made, {"input_ids": padded, "attention_mask": mask}), alone)
+    short = torch.tensor([[1] + [0] * 25])  # no pair of tokens: it must not make the mean NaN
+    both = diagnose(made, {"input_ids": padded.repeat(2, 1), "attention_mask": torch.cat((mask, short))})
+    assert all(math.isfinite(value) for value in both["token_cosine"])
+
+
+def test_diagnose_does_not_depend_on_the_callers_mode() -> None:
+    wanted = diagnose(model("span", 3), ids())
+    for reentrant in (True, False):
+        made = model("span", 3).train()
+        made.gradient_checkpointing_enable({"use_reentrant": reentrant})
+        same(diagnose(made, ids()), wanted)
+        assert made.model.layers[0].gradient_checkpointing
+        assert made.training
+    with torch.no_grad():
+        same(diagnose(model("span", 3), ids()), wanted)
+    same(diagnose(model("span", 3).requires_grad_(False), ids()), wanted)
+
+
+@pytest.mark.parametrize("batch", ["text", {"labels": ids()}, ids()[0], {"input_ids": [[1, 2, 3]]}])
+def test_diagnose_names_what_is_no_batch(batch: Any) -> None:
+    with pytest.raises(DataError, match="input_ids: give a tensor of token ids"):
+        diagnose(model(), batch)
+
+
 def test_diagnose_refuses() -> None:
     with pytest.raises(DataError, match="holds no NormResidualBlock"):
         diagnose(nn.Linear(2, 2), ids())
+    with pytest.raises(DataError, match=r"attention_mask: has the shape \(2, 3\)"):
+        diagnose(model(), {"input_ids": ids(), "attention_mask": torch.ones(2, 3)})
     with pytest.raises(DataError, match="at least one row of 2 tokens"):
         diagnose(model(), ids(2, 1))
 
