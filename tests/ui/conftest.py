@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, Route, sync_playwright
+from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = (
@@ -20,6 +20,8 @@ FLAGS = (
     "--disable-component-update",
     "--disable-sync",
 )
+# A busy machine shows a page late, not wrong.
+expect.set_options(timeout=60_000)
 LOCAL = re.compile(r"^(https?://(127\.0\.0\.1|localhost)[:/]|data:|blob:)")
 
 
