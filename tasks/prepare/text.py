@@ -37,7 +37,7 @@ Document = tuple[str, str]
 
 
 def check_text_source(settings: TextSettings) -> None:
-    """Refuse text that is not there, before any work starts.
+    """Refuse text that is not there or cannot be read, before any work starts: reads up to the first words.
 
     Raises:
         DataError: one line that names the source, what is wrong, and the remedy.
@@ -49,8 +49,28 @@ def check_text_source(settings: TextSettings) -> None:
         _debian_path(source)
     elif source.startswith("bundled:"):
         raise DataError(f"text source {source!r}: choose one of {', '.join(BUNDLED_TEXTS)}")
-    elif source_kind(source) == "files":
-        source_files(source, TEXT_SUFFIXES)
+    elif (kind := source_kind(source)) == "files":
+        if not any(_holds_words(path, settings.column) for path in source_files(source, TEXT_SUFFIXES)):
+            raise no_text(source)
+    elif kind == "saved":
+        where, row = next(read_rows(source, settings.hub_config, settings.hub_split))
+        _column(where, row, settings.column)
+
+
+def no_text(source: str) -> DataError:
+    """The error of a source without words."""
+    return DataError(f"text {source}: holds no text; give at least one document with words")
+
+
+def _holds_words(path: Path, column: str) -> bool:
+    """Whether a file has words; stops at the first ones. Raises DataError when it cannot be read so far."""
+    if path.suffix.lower() in FILE_SUFFIXES:
+        return any(_column(where, row, column).strip() for where, row in read_rows(str(path), "", ""))
+    try:
+        with path.open(encoding="utf-8-sig") as handle:
+            return any(part.strip() for part in iter(lambda: handle.read(1 << 16), ""))
+    except UnicodeDecodeError as error:
+        raise not_utf8(path) from error
 
 
 def read_documents(settings: TextSettings) -> tuple[list[Document], dict[str, Any]]:
@@ -85,7 +105,7 @@ def build_heldout_text(settings: TextSettings, out: Path) -> dict[str, Any]:
         if cut:
             distinct.setdefault(hashlib.sha256(cut.encode()).hexdigest(), cut)
     if not distinct:
-        raise DataError(f"text {settings.source}: holds no text; give at least one document with words")
+        raise no_text(settings.source)
     order = sorted(distinct, key=lambda key: hashlib.sha256(f"{settings.seed}|{key}".encode()).hexdigest())
 
     heldout, rest = _take(order, distinct, settings.heldout_bytes)

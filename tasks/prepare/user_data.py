@@ -97,14 +97,15 @@ def read_rows(source: str, hub_config: str, hub_split: str) -> Iterator[Row]:
 
 
 def source_files(source: str, suffixes: tuple[str, ...] = FILE_SUFFIXES) -> list[Path]:
-    """The files that a path, a folder or a glob means, sorted by name.
+    """The files that a path, a folder (without what is hidden in it) or a glob means, sorted by name.
 
     Raises:
         DataError: no file matches, or a file of an unknown kind.
     """
     path = Path(source).expanduser()
     if path.is_dir():
-        files = sorted(item for item in path.rglob("*") if item.is_file() and item.suffix.lower() in suffixes)
+        found = (item for item in path.rglob("*") if item.suffix.lower() in suffixes and item.is_file())
+        files = sorted(item for item in found if not _is_hidden(item.relative_to(path)))
     elif path.is_file():
         files = [path]
     else:
@@ -117,6 +118,11 @@ def source_files(source: str, suffixes: tuple[str, ...] = FILE_SUFFIXES) -> list
         if item.suffix.lower() not in suffixes:
             raise DataError(f"data {item}: is not one of {', '.join(suffixes)}")
     return files
+
+
+def _is_hidden(path: Path) -> bool:
+    """Whether a file or a folder above it is hidden: checkpoints of notebooks, markers of tools, version control."""
+    return any(part.startswith(".") for part in path.parts)
 
 
 def _is_saved(path: Path) -> bool:

@@ -18,7 +18,8 @@ import numpy as np
 
 from methods.common.errors import DataError
 from tasks.prepare.config import TextSettings
-from tasks.prepare.text import check_text_source, read_documents
+from tasks.prepare.text import check_text_source, no_text, read_documents
+from tasks.prepare.user_data import source_name
 from tasks.pretrain.config import CorpusSettings
 from tasks.quiet import quiet_progress
 
@@ -59,14 +60,17 @@ def build_corpus(settings: CorpusSettings, out: Path) -> dict[str, Any]:
     documents, provenance = read_documents(text_settings(settings))
     texts = [text for _, text in documents if text.strip()]
     if not texts:
-        raise DataError(f"corpus {settings.source}: holds no text; give at least one document with words")
+        raise no_text(settings.source)
     train, validation = split_texts(texts, settings.validation_share)
+    for part, chosen in zip(PARTS, (train, validation), strict=True):
+        # A token has at least one byte: what is too short by bytes needs no tokenizer to be told.
+        _check_length(part, sum(len(text.encode()) + 1 for text in chosen), settings.context, "at most ")
     if out.exists():  # a part of a run that was killed
         shutil.rmtree(out)
     tokenizer = make_tokenizer(settings, train)
     tokenizer.save_pretrained(out / "tokenizer")
     record: dict[str, Any] = {
-        "source": settings.source,
+        "source": source_name(settings.source),
         "tokenizer": settings.tokenizer,
         "vocabulary": len(tokenizer),
         "context": settings.context,
@@ -177,12 +181,8 @@ def _write_part(
         encoded = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         pieces.append(np.asarray([*encoded, end], dtype=np.int32))
     tokens = np.concatenate(pieces)
+    _check_length(part, len(tokens), context)
     rows = len(tokens) // context
-    if not rows:
-        raise DataError(
-            f"corpus: the {part} part has {len(tokens)} tokens, fewer than one row of {context}; give more text, "
-            "another validation_share, or a smaller context"
-        )
     table = tokens[: rows * context].reshape(rows, context)
     features = Features({"input_ids": List(Value("int32"), length=context)})
     data = Dataset.from_dict({"input_ids": list(table)}, features=features)
@@ -195,6 +195,14 @@ def _write_part(
         "tokens": len(tokens),
         "rows": rows,
     }
+
+
+def _check_length(part: str, tokens: int, context: int, words: str = "") -> None:
+    if tokens < context:
+        raise DataError(
+            f"corpus: the {part} part has {words}{tokens} tokens, fewer than one row of {context}; give more text, "
+            "another validation_share, or a smaller context"
+        )
 
 
 def load_rows(corpus: Path, part: str) -> Any:

@@ -31,6 +31,7 @@ from methods.span_norm import SpanNormConfig, SpanNormForCausalLM, parameter_gro
 from tasks.one_model import one_model_at_a_time
 from tasks.pretrain.config import ModelShape, PretrainSettings
 from tasks.pretrain.corpus import load_record, load_rows
+from tasks.pretrain.model_card import model_card
 from tasks.quiet import quiet_progress
 from tasks.reference import Reference
 from tasks.train.checkpoints import open_checkpoints, rows_a_device
@@ -50,7 +51,7 @@ def pretrain(
     corpus: Reference,
     on_row: Callable[[Row], None] | None = None,
 ) -> dict[str, Any]:
-    """Train a model on the rows of `corpus` into `out`: config.json, model.safetensors, tokenizer, trace.
+    """Train a model on the rows of `corpus` into `out`: config.json, model.safetensors, tokenizer, trace, README.md.
 
     Args:
         out: an empty folder, or what a killed run of the same settings left.
@@ -92,11 +93,13 @@ def pretrain(
     rows = curves.rows(trainer.state.log_history)
     summary = _summary(kept, kept_step, settings, rows, curves.diverged_at, trainer.state.global_step)
     if trainer.is_world_process_zero():
+        kept.config.use_cache = True  # the Trainer turned it off; without it generation is slow
         with quiet_progress():
             kept.save_pretrained(out)
         (out / "model.safetensors").chmod(0o644)
         shutil.copytree(folder / "tokenizer", out, dirs_exist_ok=True)
         write_trace(out, rows)
+        (out / "README.md").write_text(model_card(settings.shape, summary, record), encoding="utf-8")
         write_json(out / RECORD, {**facts, "source": record["source"], **summary})
         shutil.rmtree(checkpoints)
     seconds = trained - started

@@ -54,7 +54,7 @@ def test_the_record_lies_beside_the_data(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setitem(fetching.SETS, "demo", make)
     fetching.fetch("demo", tmp_path / "out")
-    assert json.loads((tmp_path / "out" / "source.json").read_text()) == {"source": "here", "licence": "MIT"}
+    assert json.loads((tmp_path / "out" / "source.yaml").read_text()) == {"source": "here", "licence": "MIT"}
 
 
 def test_an_unknown_name_is_refused(tmp_path: Path) -> None:

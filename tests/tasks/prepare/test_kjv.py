@@ -38,7 +38,7 @@ def test_chapters_in_order_with_what_they_came_from(tmp_path: Path, monkeypatch:
     ]
     assert record["chapters"] == 2
     assert set(record["packages"]) == {"bible-kjv_1_all.deb", "bible-kjv-text_1_all.deb"}
-    assert json.loads((tmp_path / "out/source.json").read_text()) == record
+    assert json.loads((tmp_path / "out/source.yaml").read_text()) == record
 
 
 def test_without_apt_the_remedy_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

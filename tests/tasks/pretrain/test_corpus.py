@@ -10,11 +10,13 @@ from methods.common.errors import DataError
 from tasks.pretrain.config import CorpusSettings
 from tasks.pretrain.corpus import (
     build_corpus,
+    check_corpus,
     load_rows,
     make_tokenizer,
     shared_sequences,
     split_texts,
 )
+from tasks.reference import reference_to
 from tests.tiny_models import sentences, toy_text
 
 
@@ -121,11 +123,72 @@ def test_repeated_passages_are_counted() -> None:
     assert 0.2 < shared_sequences([passage], [mixed]) < 0.5
 
 
+def test_where_the_text_lies_is_no_part_of_the_corpus(file: Path, tmp_path: Path) -> None:
+    """The same text under another path is the same training; a path of this machine is nobody's business."""
+    other = tmp_path / "elsewhere" / file.name
+    other.parent.mkdir()
+    other.write_bytes(file.read_bytes())
+    for name, source in (("one", file), ("two", other)):
+        build_corpus(small(source), tmp_path / name)
+    assert reference_to(tmp_path / "one", "data").digest == reference_to(tmp_path / "two", "data").digest
+    assert str(tmp_path) not in (tmp_path / "two" / "corpus.json").read_text()
+
+
+def test_text_that_is_too_short_is_told_before_a_tokenizer_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tasks.pretrain.corpus.make_tokenizer", None)
+    (tmp_path / "short.txt").write_text("a few words only " * 10)
+    with pytest.raises(DataError, match="the train part has at most .* tokens, fewer than one row of 4096"):
+        build_corpus(small(tmp_path / "short.txt", context=4096), tmp_path / "corpus")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("empty.txt", b"", "holds no text"),
+        ("blank.md", b" \n\n\t", "holds no text"),
+        ("latin.txt", b"caf\xe9", "line 1: is not UTF-8"),
+        ("columns.jsonl", b'{"body": "words"}\n', "has no column 'text'; it has body"),
+        ("numbers.jsonl", b'{"text": 1}\n', "holds int, not text"),
+        ("broken.jsonl", b'{"text": \n', "line 1: is not JSON"),
+        ("none.jsonl", b"\n", "holds no rows"),
+    ],
+)
+def test_text_that_cannot_be_read_is_told_before_any_work(
+    tmp_path: Path, name: str, content: bytes, says: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=says):
+        check_corpus(small(tmp_path / name))
+
+
+def test_a_fetched_folder_and_hidden_files_hold_no_data_but_the_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record of `seedloom fetch`, a marker, a notebook's checkpoint: none of them is text."""
+    from tasks.prepare import fetch
+
+    def make(out: Path) -> dict[str, str]:
+        toy_text(out / "toy.jsonl", documents=60)
+        return {"source": "here", "licence": "MIT"}
+
+    monkeypatch.setitem(fetch.SETS, "demo", make)
+    folder = tmp_path / "demo"
+    fetch.fetch("demo", folder)
+    (folder / ".seedloom.json").write_text("{}")
+    (folder / ".ipynb_checkpoints").mkdir()
+    (folder / ".ipynb_checkpoints" / "note.txt").write_text("draft")
+    check_corpus(small(folder))
+    record = build_corpus(small(folder), tmp_path / "corpus")
+    assert record["train"]["documents"] + record["validation"]["documents"] == 60
+
+
 def test_text_that_is_too_short_is_refused(tmp_path: Path) -> None:
     short = tmp_path / "short.txt"
-    short.write_text("a few words only")
-    with pytest.raises(DataError, match="tokens, fewer than one row of 4096; give more text"):
-        build_corpus(small(short, context=4096), tmp_path / "corpus")
+    short.write_text("merged words " * 40)  # enough bytes, but BPE makes few tokens of them
+    with pytest.raises(DataError, match=r"part has \d+ tokens, fewer than one row of 100; give more text"):
+        build_corpus(small(short, context=100), tmp_path / "corpus")
     short.write_text("   \n")
     with pytest.raises(DataError, match="holds no text"):
         build_corpus(small(short), tmp_path / "corpus")

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -82,6 +83,23 @@ def test_the_folder_is_an_ordinary_model_for_every_other_process(run: tuple[Path
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.startswith("SpanNormForCausalLM the apple is")
+
+
+def test_the_folder_says_how_it_is_loaded(run: tuple[Path, dict[str, Any]]) -> None:
+    """Outside of Seedloom transformers would tell its user to update transformers, which does not help."""
+    out, summary = run
+    card = (out / "README.md").read_text()
+    assert f"{summary['parameters']:,} parameters" in card
+    assert json.loads((out / "config.json").read_text())["use_cache"] is True
+    (script,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    done = subprocess.run(
+        [sys.executable, "-c", script.replace("path/to/this/folder", str(out)) + "print(type(model).__name__)"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=False,
+    )
+    assert done.stdout.strip() == "SpanNormForCausalLM", done.stderr[-2000:]
 
 
 def test_prepare_takes_it(run: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
