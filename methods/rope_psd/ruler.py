@@ -20,10 +20,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from methods.common.errors import ConfigError, DataError
-from methods.rope_psd.ruler_words import PAIRS, SINGLE
+from methods.rope_psd.ruler_words import ADJECTIVES, PAIRS, SINGLE
 
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 NEEDLE = "One of the special magic {kind} for {key} is: {value}."
+FACT = "Remember {key} {value}."
 TEMPLATE = (
     "Some special magic {kind} are hidden within the following text. Make sure to memorize it. I will "
     "quiz you about the {kind} afterwards.\n{context}\nWhat are all the special magic {kind} for {query} "
@@ -115,7 +116,7 @@ NEEDLE_TASKS = {
     "niah_multikey_3": Needles("needle", key="uuids", value="uuids"),
     "niah_multivalue": Needles("essay", values=4),
     "niah_multiquery": Needles("essay", queries=4),
-    "recall": Needles("essay", value="codes", keys=4, plain=True),
+    "recall": Needles("essay", value="adjectives", keys=4, plain=True),
 }
 # Their evidence is everywhere: they have no depth.
 SPREAD_TASKS = ("vt", "cwe", "fwe")
@@ -171,16 +172,16 @@ def make_prompt(
 def _draw(kind: str, rng: random.Random, words: Sequence[str]) -> str:
     if kind == "numbers":
         return str(rng.randint(10**6, 10**7 - 1))
-    if kind == "codes":
-        return str(rng.randint(100, 999))
     if kind == "words":
         return rng.choice(words)
+    if kind == "adjectives":
+        return rng.choice(ADJECTIVES)
     return str(uuid.UUID(int=rng.getrandbits(128), version=4))
 
 
 def _needles(spec: Needles, size: int, rng: random.Random, depth: float | None, given: Material) -> Prompt:
     # The order of the draws is the official script's.
-    sentence = "The number of {key} is {value}." if spec.plain else NEEDLE
+    sentence = FACT if spec.plain else NEEDLE
     count = max(spec.keys, spec.queries)
     keys: list[str] = []
     values: list[list[str]] = []
@@ -225,7 +226,7 @@ def _needles(spec: Needles, size: int, rng: random.Random, depth: float | None, 
     answers = tuple(value for i in asked for value in values[i])
     query = [keys[i] for i in asked]
     if spec.plain:
-        return Prompt(context, f"The number of {query[0]} is", answers)
+        return Prompt(context, FACT.partition(" {value}")[0].format(key=query[0]), answers)
     told = ", ".join(query[:-1]) + ", and " + query[-1] if len(query) > 1 else query[0]
     one = spec.queries * spec.values == 1
     template, kind = TEMPLATE, spec.value

@@ -41,7 +41,9 @@ def test_the_suffix_sees_the_prefix(attention: str, use_cache: bool) -> None:
         r = perturb_position_ids(places, mode, s, y)
         first, second = (view(made, t, r, use_cache) for t in (tokens, other))
         assert (first[:, 10:] - second[:, 10:]).abs().max() > 1e-3
-        assert (first[0] - oracle(made, tokens[0], r[0])).abs().max() <= 1e-6
+        known = oracle(made, tokens[0], r[0])
+        # Logits of size 8; the library's norms and eager softmax are float32 in a float64 model.
+        assert (first[0] - known).abs().max() <= 1e-6 * known.abs().max()
 
 
 def test_without_the_mask_the_library_would_hide_it() -> None:
