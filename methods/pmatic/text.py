@@ -1,0 +1,222 @@
+"""Text and bytes as archives: cut into segments that are tokenised, coded and checked each on its own.
+
+A segment whose tokens do not give exactly its bytes back (a tokenizer that changes what it reads, bytes that are no
+UTF-8) is stored instead; nothing is ever changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from methods.common.errors import ConfigError
+from methods.pmatic.codec import (
+    MOST_DECODED,
+    ROWS,
+    PMATICCodec,
+    check_content,
+    check_whole,
+    decode_chunks,
+    open_archive,
+)
+from methods.pmatic.container import MOST_TOKENS, STORED, Archive, Chunk
+from methods.pmatic.errors import FormatError, MismatchError
+from methods.pmatic.predictor import Predictor
+
+CHARACTERS = 4  # bytes of a segment, for each token of a chunk
+
+
+def as_predictor(model: Any, tokenizer: Any = None) -> Predictor:
+    """A predictor as it is; a transformers model with its key-value cache.
+
+    Raises:
+        ConfigError: neither.
+    """
+    if isinstance(model, Predictor):
+        return model
+    if hasattr(model, "config") and hasattr(model, "forward"):
+        from methods.pmatic.torch_models import HFCausalLM
+
+        return HFCausalLM(model, tokenizer)
+    raise ConfigError(f"model: a {type(model).__name__} is neither a Predictor nor a transformers model")
+
+
+def segments(data: bytes, size: int, exact: bool) -> Iterator[bytes]:
+    """Consecutive parts of about `size` bytes.
+
+    Args:
+        exact: cut anywhere (tokens are bytes); else at the last line break or space of the part's second half, and
+            never inside a character.
+    """
+    at = 0
+    while at < len(data):
+        end = min(len(data), at + size)
+        if not exact and end < len(data):
+            while end > at + 1 and 0x80 <= data[end] < 0xC0:
+                end -= 1
+            for mark in (b"\n", b" "):
+                cut = data.rfind(mark, at + size // 2, end)
+                if cut >= 0:
+                    end = cut + (mark == b"\n")
+                    break
+        yield data[at:end]
+        at = end
+
+
+def tokenise(data: bytes, tokenizer: Any) -> np.ndarray | None:
+    """The token ids of a segment; None when they would not give its bytes back."""
+    if tokenizer is None:
+        return np.frombuffer(data, dtype=np.uint8).astype(np.int64)
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError:
+        return None
+    ids = np.asarray(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"], dtype=np.int64)
+    if len(ids) > MOST_TOKENS or detokenise(ids, tokenizer) != data:
+        return None
+    return ids
+
+
+def detokenise(ids: np.ndarray, tokenizer: Any) -> bytes:
+    """The bytes that token ids stand for."""
+    if tokenizer is None:
+        return bytes(ids.astype(np.uint8).tobytes())
+    text: str = tokenizer.decode(ids.tolist(), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    return text.encode("utf-8", "surrogatepass")
+
+
+def compress_text(
+    text: str | bytes,
+    model: Any,
+    tokenizer: Any = None,
+    *,
+    codec: PMATICCodec | None = None,
+    Delta: float | None = None,
+    calibration: str | bytes = b"",
+    reference: Any = None,
+    embed: bool = True,
+    **options: Any,
+) -> bytes:
+    """An archive of a text.
+
+    Args:
+        text: characters or bytes; `decompress_text` gives the same back.
+        model: a `Predictor`, or a transformers causal language model.
+        tokenizer: of transformers; None when tokens are bytes.
+        codec: a calibrated codec; None makes one from the arguments that follow.
+        Delta: the bound. calibration: text to fit the codec on, other than `text`. reference: a second computation
+            of the model that measures Delta on it. options: for `PMATICCodec`.
+        embed: put the codec into the archive.
+
+    Raises:
+        ConfigError: no codec and no way to a bound, a wrong option. NumericalError: logits that are not finite.
+    """
+    predictor = as_predictor(model, tokenizer)
+    if tokenizer is None and predictor.vocabulary < 256:
+        raise ConfigError("tokenizer is missing: the model's tokens are not bytes")
+    data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else bytes(text)
+    if codec is None:
+        second = None if reference is None else as_predictor(reference, tokenizer)
+        codec = calibrate_on_text(
+            PMATICCodec(Delta=Delta, **options), predictor, calibration, tokenizer, reference=second
+        )
+    codec.check(predictor)
+    chunks = []
+    for part in _parts(data, tokenizer, codec):
+        ids = tokenise(part, tokenizer)
+        if ids is None:
+            chunks.append(Chunk.stored(part))
+        else:
+            chunks.append(Chunk.coded(len(ids), part, codec.encode_chunk(ids, predictor)[0]))
+    return codec.archive(
+        chunks, predictor, data, text=True, was_str=isinstance(text, str), embed=embed
+    ).pack()
+
+
+def _parts(data: bytes, tokenizer: Any, codec: PMATICCodec) -> Iterator[bytes]:
+    exact = tokenizer is None
+    return segments(data, codec.chunk_tokens * (1 if exact else CHARACTERS), exact)
+
+
+def calibrate_on_text(
+    codec: PMATICCodec,
+    predictor: Predictor,
+    calibration: str | bytes,
+    tokenizer: Any = None,
+    reference: Predictor | None = None,
+) -> PMATICCodec:
+    """Calibrate a codec on a text, cut as `compress_text` cuts."""
+    data = calibration.encode("utf-8", "surrogatepass") if isinstance(calibration, str) else calibration
+    texts = [ids for part in _parts(data, tokenizer, codec) if (ids := tokenise(part, tokenizer)) is not None]
+    return codec.calibrate(predictor, texts, reference)
+
+
+def decompress_text(
+    blob: bytes,
+    model: Any,
+    tokenizer: Any = None,
+    *,
+    codec: PMATICCodec | None = None,
+    rows: int = ROWS,
+    most: int = MOST_DECODED,
+) -> str | bytes:
+    """What was given to `compress_text`, or an error; never anything else.
+
+    Args:
+        blob: the archive. model, tokenizer: as this machine computes them.
+        codec: for archives that were written without theirs.
+        rows: chunks that are decoded side by side. most: bytes that the archive may claim to hold.
+
+    Raises:
+        FormatError: no archive, or changed since it was written. MismatchError: the bound was violated, or the
+            model is another one.
+    """
+    predictor = as_predictor(model, tokenizer)
+    archive = open_archive(blob, most)
+    if not archive.text:
+        raise FormatError("the archive holds token ids; read it with PMATICCodec.decode")
+    found = dict(read_segments(archive, predictor, tokenizer, codec=codec, rows=rows))
+    data = b"".join(found[index] for index in range(len(archive.chunks)))
+    check_whole(archive, data)
+    return data.decode("utf-8", "surrogatepass") if archive.was_str else data
+
+
+def read_segments(
+    archive: Archive,
+    predictor: Predictor,
+    tokenizer: Any = None,
+    *,
+    codec: PMATICCodec | None = None,
+    rows: int = ROWS,
+    indices: list[int] | None = None,
+) -> Iterator[tuple[int, bytes]]:
+    """Chunks of a text as bytes, each checked; those that are not asked for are not looked at.
+
+    Args:
+        indices: numbers of chunks; None: all.
+    """
+    wanted = list(range(len(archive.chunks))) if indices is None else indices
+    for index, ids in decode_chunks(archive, predictor, codec=codec, rows=rows, indices=wanted):
+        if tokenizer is None and len(ids) and ids.max() > 255:
+            raise MismatchError(f"chunk {index}: holds tokens that are no bytes; give the tokenizer", index)
+        content = detokenise(ids, tokenizer)
+        check_content(archive, index, content)
+        yield index, content
+    for index in wanted:
+        if archive.chunks[index].kind == STORED:
+            yield index, archive.chunks[index].unpacked(index)
+
+
+def readable_segments(
+    archive: Archive, predictor: Predictor, tokenizer: Any = None, **options: Any
+) -> dict[int, bytes]:
+    """Of a damaged archive, or with a model beyond the bound, the chunks that can still be read and are right."""
+    found: dict[int, bytes] = {}
+    for index in range(len(archive.chunks)):
+        try:
+            found |= dict(read_segments(archive, predictor, tokenizer, indices=[index], **options))
+        except (FormatError, MismatchError):
+            continue
+    return found
