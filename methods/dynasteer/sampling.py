@@ -1,0 +1,157 @@
+"""Drawing tokens and measuring doubt: entropy, sampling by inversion, and where a sentence ends.
+
+Each prompt has uniform numbers of its own, one for each attempt and place: the same question is drawn with the same
+numbers under every policy, so that policies differ only by what they change.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from methods.common.errors import ConfigError
+
+EntropyMode = Literal["full", "topk"]
+
+
+@dataclass(frozen=True)
+class GenConfig:
+    """How text is drawn and how its doubt is measured; the defaults are the released scripts'.
+
+    Attributes:
+        temperature: 0 takes the most likely token.
+        top_p: smallest set of tokens with this much probability; 1 takes all.
+        top_k: most likely tokens to draw from; 0 takes all.
+        max_new_tokens: accepted tokens of an answer; discarded ones do not count.
+        delimiter: regular expression over decoded text that ends a sentence.
+        max_sentence_tokens: a sentence ends here at the latest.
+        entropy: "full" over the vocabulary, or "topk" over the `entropy_k` most likely tokens, renormalised.
+        entropy_k: tokens of the second kind.
+        batch_size: prompts side by side.
+        seed: of the uniform numbers.
+    """
+
+    temperature: float = 0.6
+    top_p: float = 0.95
+    top_k: int = 20
+    max_new_tokens: int = 2048
+    delimiter: str = r"\.\n"
+    max_sentence_tokens: int = 256
+    entropy: EntropyMode = "full"
+    entropy_k: int = 20
+    batch_size: int = 32
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.temperature < 0:
+            raise ConfigError(f"temperature={self.temperature} is negative; give 0 (greedy) or more")
+        if not 0 < self.top_p <= 1:
+            raise ConfigError(f"top_p={self.top_p} is not in (0, 1]; 1 draws from all tokens")
+        if min(self.max_new_tokens, self.max_sentence_tokens, self.batch_size, self.entropy_k) < 1:
+            raise ConfigError(
+                "max_new_tokens, max_sentence_tokens, batch_size and entropy_k must be at least 1"
+            )
+        if self.top_k < 0:
+            raise ConfigError(f"top_k={self.top_k} is negative; 0 draws from all tokens")
+        if self.entropy not in ("full", "topk"):
+            raise ConfigError(f"entropy={self.entropy!r} is not known; give 'full' or 'topk'")
+        try:
+            re.compile(self.delimiter)
+        except re.error as error:
+            raise ConfigError(f"delimiter={self.delimiter!r} is no regular expression ({error})") from error
+
+
+def token_entropy(logits: Tensor, mode: EntropyMode = "full", k: int = 20) -> Tensor:
+    """Shannon entropy in nats of the next-token distribution, from raw logits.
+
+    Args:
+        logits: [..., vocabulary], before temperature and cuts.
+        mode: over the whole vocabulary, or over the k most likely tokens, renormalised.
+        k: tokens of the second kind.
+
+    Returns:
+        [...] float32 (float64 of float64 logits).
+    """
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    if mode == "topk":
+        logits = logits.topk(min(k, logits.shape[-1]), dim=-1).values
+    logs = logits.log_softmax(-1)
+    # A token that cannot come has log-probability -inf; it adds nothing.
+    return -(logs.exp() * logs).nan_to_num(0.0).sum(-1)
+
+
+def choose(logits: Tensor, uniform: Tensor, config: GenConfig) -> Tensor:
+    """The next tokens by inversion: equal logits and equal uniform numbers give equal tokens.
+
+    Args:
+        logits: [rows, vocabulary], raw.
+        uniform: [rows] in [0, 1).
+        config: temperature and cuts.
+
+    Returns:
+        [rows] token ids.
+    """
+    if config.temperature == 0:
+        return logits.argmax(-1)
+    scores = logits.double() / config.temperature
+    if config.top_k and config.top_k < scores.shape[-1]:
+        least = scores.topk(config.top_k, dim=-1).values[..., -1:]
+        scores = scores.masked_fill(scores < least, -torch.inf)
+    probabilities = scores.softmax(-1)
+    if config.top_p < 1:
+        ordered, places = probabilities.sort(stable=True, dim=-1, descending=True)
+        cut = ordered.cumsum(-1) - ordered >= config.top_p
+        probabilities = probabilities.scatter(-1, places, ordered.masked_fill(cut, 0.0))
+    sums = probabilities.cumsum(-1)
+    wanted = (uniform.double() * sums[..., -1])[..., None]
+    found = torch.searchsorted(sums, wanted, right=True)[..., 0]
+    # The product may round up to the whole sum: take the last token that can come.
+    last = (probabilities > 0).double().cumsum(-1).argmax(-1)
+    return torch.minimum(found, last)
+
+
+def uniforms(seed: int, key: int, count: int) -> np.ndarray:
+    """[2, count]: the numbers of first attempts and of regenerated sentences, by place in the answer."""
+    return np.random.default_rng((seed, key)).random((2, count))
+
+
+class TokenTexts:
+    """The text of each token on its own, looked up once."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self._texts: dict[int, str] = {}
+
+    def __getitem__(self, token: int) -> str:
+        if token not in self._texts:
+            self._texts[token] = str(self.tokenizer.decode([token]))
+        return self._texts[token]
+
+
+def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
+    """Tokens that end an answer: those of the generation config, else the tokenizer's."""
+    found = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    if found is None:
+        found = getattr(tokenizer, "eos_token_id", None)
+    if found is None:
+        return frozenset()
+    return frozenset([int(found)] if isinstance(found, int) else [int(token) for token in found])
+
+
+def encode(tokenizer: Any, prompts: Sequence[str | Sequence[int]]) -> list[list[int]]:
+    """Token ids of each prompt; ids pass through, since decoded text need not give the same ids again.
+
+    Raises:
+        ConfigError: an empty prompt.
+    """
+    found = [list(tokenizer(p)["input_ids"]) if isinstance(p, str) else [int(t) for t in p] for p in prompts]
+    for number, ids in enumerate(found):
+        if not ids:
+            raise ConfigError(f"prompt {number} has no token; give at least one (a beginning-of-text token)")
+    return found

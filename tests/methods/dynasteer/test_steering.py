@@ -1,0 +1,293 @@
+"""The estimator: the planted truth must be gained, what is saved is loaded, mistakes are told."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
+
+from methods.common.errors import ConfigError, DataError
+from methods.dynasteer import (
+    DynaSteer,
+    EntropyGate,
+    ForkSet,
+    GenConfig,
+    NoContrastError,
+    Problem,
+    build_forks,
+    capture_heads,
+    collect_trajectories,
+    fit_caa,
+    fit_control_vector,
+    fit_iti,
+    self_consistency,
+)
+from methods.dynasteer.baselines import majority
+from methods.dynasteer.forks import contrastive
+from methods.dynasteer.planted import make_planted, planted_problems
+from methods.dynasteer.trajectories import number_is_right, words_are_right
+from tests.methods.dynasteer.tiny import TOKENIZER, activations, tiny_model
+
+CONFIG = GenConfig(temperature=1.0, top_p=1.0, top_k=0, max_new_tokens=8, batch_size=512)
+
+
+@pytest.fixture(scope="module")
+def planted() -> Any:
+    """The planted model with everything that was fitted on it."""
+    made = make_planted(0, head_dim=16)
+    problems = planted_problems(160, 0)
+    chains = collect_trajectories(made.model, made.tokenizer, problems, config=CONFIG)
+    gate = EntropyGate.fit(chains)
+    forks = build_forks(
+        made.model, made.tokenizer, chains, gate, problems, n_forks=6, n_label=2, config=CONFIG
+    )
+    acts = capture_heads(made.model, made.tokenizer, forks, batch_size=256, hidden=True)
+    steering = DynaSteer(n_clusters=1, n_heads=1, alpha=3.0, alpha_unit="sigma").fit(acts)
+    return made, chains, gate, forks, acts, steering
+
+
+def accuracy(planted: Any, policy: str, count: int = 600, **options: Any) -> float:
+    made, _, gate, *_, steering = planted
+    asked = [problem.prompt for problem in planted_problems(count, 99)]
+    found = steering.generate(
+        made.model, made.tokenizer, asked, gate, policy=policy, config=CONFIG, **options
+    )
+    return float(np.mean([text.split()[-1] == "1" for text in found.texts]))
+
+
+def test_a_planted_truth_is_found_and_gained_and_the_controls_gain_nothing(planted: Any) -> None:
+    made, *_, steering = planted
+    assert (int(steering.directions_.layers[0]), int(steering.directions_.heads[0])) == (
+        made.layer,
+        made.head,
+    )
+    assert float(steering.directions_.w[0, 0].numpy() @ made.direction) >= 0.9
+    plain, resample, steer = (accuracy(planted, policy) for policy in ("plain", "resample", "steer"))
+    assert plain <= 0.6
+    assert steer >= plain + 0.15
+    assert steer >= resample + 0.15
+    pairs = []
+    kept = steering.random_
+    for sign in (1.0, -1.0):
+        steering.random_ = steering.random_directions(7, sign)
+        pairs.append(accuracy(planted, "random"))
+    steering.random_ = kept
+    assert np.mean(pairs) == pytest.approx(resample, abs=0.05)
+
+
+def test_the_heads_that_carry_no_truth_read_none(planted: Any) -> None:
+    *_, steering = planted
+    assert steering.accuracy_[0, 0] > 0.95
+    assert abs(steering.accuracy_[0, 1] - 0.5) < 0.15
+
+
+def test_the_gate_is_the_quantile_and_triggers_as_often_on_other_problems(planted: Any) -> None:
+    made, chains, *_ = planted
+    entropies = [s.entropy for chain in chains for s in chain.sentences]
+    gate = EntropyGate.fit(chains, 0.9)
+    assert gate.gamma == np.quantile(entropies, 0.9)
+    other = collect_trajectories(made.model, made.tokenizer, planted_problems(300, 5), config=CONFIG)
+    rate = np.mean([gate.triggers(s.entropy) for chain in other for s in chain.sentences])
+    assert rate == pytest.approx(0.1, abs=0.03)
+
+
+def test_forks_are_distinct_labelled_by_unanimity_and_reproduced_in_parts(planted: Any) -> None:
+    made, chains, gate, forks, *_ = planted
+    problems = planted_problems(160, 0)
+    for fork_set in forks:
+        assert len({tuple(fork) for fork in fork_set.forks}) == len(fork_set.forks)
+        good = [made.tokenizer.decode(fork).startswith("good") for fork in fork_set.forks]
+        labels = fork_set.labels
+        assert all((label == 1) == g for label, g in zip(labels, good, strict=True) if label >= 0)
+        assert fork_set.prefix == chains[fork_set.problem].prefix(fork_set.sentence)
+    part = build_forks(
+        made.model, made.tokenizer, chains[40:60], gate, problems, n_forks=6, n_label=2, config=CONFIG
+    )
+    assert part == [fork_set for fork_set in forks if 40 <= fork_set.problem < 60]
+
+
+def test_fitting_is_repeatable_and_what_is_saved_is_loaded(planted: Any, tmp_path: Path) -> None:
+    made, _, gate, _, acts, steering = planted
+    again = clone(steering).fit(acts)
+    for folder, fitted in (("a", steering), ("b", again)):
+        fitted.save(tmp_path / folder, gate)
+    files = sorted(p.name for p in (tmp_path / "a").iterdir())
+    assert files == ["steering.json", "steering.safetensors"]
+    for name in files:
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+    loaded = DynaSteer.load(tmp_path / "a")
+    assert loaded.get_params() == steering.get_params()
+    assert loaded.gate_ == gate
+    asked = [problem.prompt for problem in planted_problems(20, 3)]
+    for policy in ("steer", "random"):
+        one = steering.generate(made.model, made.tokenizer, asked, gate, policy=policy, config=CONFIG)
+        two = loaded.generate(made.model, made.tokenizer, asked, policy=policy, config=CONFIG)
+        assert one.texts == two.texts
+        assert one.discarded_tokens == two.discarded_tokens
+    loaded.check_model(made.model)
+    with pytest.raises(
+        DataError, match="fitted on 1 blocks of 2 heads of width 16, the model has 2 of 4 of 8"
+    ):
+        loaded.check_model(tiny_model("llama"))
+
+
+def test_a_damaged_file_is_told(planted: Any, tmp_path: Path) -> None:
+    *_, gate, _, _, steering = planted
+    steering.save(tmp_path, gate)
+    (tmp_path / "steering.safetensors").write_bytes(b"short")
+    with pytest.raises(DataError, match="holds no whole steering"):
+        DynaSteer.load(tmp_path)
+    with pytest.raises(DataError, match="holds no whole steering"):
+        DynaSteer.load(tmp_path / "nowhere")
+
+
+def test_the_steering_works_inside_transformers_own_generate(planted: Any) -> None:
+    made, *_, steering = planted
+    rows = torch.tensor([p.prompt for p in planted_problems(200, 4)])
+
+    def good(**options: Any) -> float:
+        torch.manual_seed(0)
+        out = made.model.generate(
+            rows, attention_mask=torch.ones_like(rows), do_sample=True, top_k=0, max_new_tokens=1, **options
+        )
+        return float(np.mean([t.startswith("good") for t in made.tokenizer.batch_decode(out[:, -1:])]))
+
+    plain = good()
+    with steering.attached(made.model):
+        assert good() > plain + 0.2
+    assert good() == plain
+
+
+def test_ablations_change_what_they_name(planted: Any) -> None:
+    _, _, _, _, acts, steering = planted
+    assert torch.equal(
+        DynaSteer(n_clusters=1, n_heads=1, direction="mean").fit(acts).directions_.layers, torch.tensor([0])
+    )
+    mean = DynaSteer(n_clusters=1, n_heads=1, direction="mean").fit(acts).directions_.w[0, 0]
+    z, labels = acts.z[:, 0, 0], torch.from_numpy(acts.labels)
+    difference = z[labels == 1].mean(0) - z[labels == 0].mean(0)
+    torch.testing.assert_close(mean, difference / difference.norm(), atol=1e-5, rtol=1e-4)
+    assert not torch.allclose(mean, steering.directions_.w[0, 0])
+    assert len(DynaSteer(n_clusters=2, n_heads=2, cluster="nearest", rank="fdr").fit(acts).directions_) == 2
+    assert accuracy(planted, "steer", 300, tau_decay=0) == accuracy(planted, "plain", 300)
+    # Without rollback the fork itself is never steered here: the words were written already.
+    assert abs(accuracy(planted, "steer", 300, rollback=False) - accuracy(planted, "plain", 300)) < 0.05
+
+
+def test_baselines_are_what_they_are_called(planted: Any) -> None:
+    made, *_, acts, _ = planted
+    labels = acts.labels == 1
+    caa = fit_caa(acts, 0)
+    torch.testing.assert_close(
+        caa.vectors[0], acts.hidden[labels, 0].mean(0) - acts.hidden[~labels, 0].mean(0)
+    )
+    vector = fit_control_vector(acts, 0)
+    assert torch.cosine_similarity(vector.vectors, caa.vectors).item() > 0.9
+    iti = fit_iti(acts, n_heads=1, alpha=2.0)
+    d = iti.directions
+    z = acts.z[:5, 0, :1]
+    spread = (acts.z[:, 0, 0] @ d.w[0, 0]).std(unbiased=False)
+    torch.testing.assert_close(
+        iti.edited(z) - z, (2.0 * spread * d.w[0, 0]).expand(5, 1, -1), atol=1e-5, rtol=1e-4
+    )
+    assert float(d.w[0, 0].numpy() @ made.direction) > 0.9
+    with pytest.raises(ConfigError, match="layer=3: the model has 1 blocks"):
+        fit_caa(acts, 3)
+    with pytest.raises(DataError, match="capture them with hidden=True"):
+        fit_caa(replace(acts, hidden=None), 0)
+
+
+def test_votes_at_a_given_cost() -> None:
+    answers = [["1", "2", "2"], ["3", "3", "4"], [None, "5", "5"], ["6", "7", "8"]]
+    rights = ["2", "3", "5", "7"]
+    expected, share = self_consistency(answers, rights, 3, extra_cost=0.5)
+    assert share == 0.25
+    np.testing.assert_allclose(expected, [0.25, 1.0, 0.25, 0.0])
+    assert majority(["6", "7", "8"]) == "6"
+    assert majority([None]) is None
+    with pytest.raises(ConfigError, match="no majority"):
+        self_consistency(answers, rights, 2, 0.5)
+    with pytest.raises(ConfigError, match="extra_cost=3"):
+        self_consistency(answers, rights, 3, 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "right"),
+    [
+        ("so 3 + 4 = 7.\nAnswer: \\boxed{7}", "7", True),
+        ("the total is 1,234.", "1234", True),
+        ("\\boxed{5} and then 6", "5", True),
+        ("it is -2.50", "-2.5", True),
+        ("no idea", "7", False),
+        ("7 apples, no 8", "7", False),
+        ("", "7", False),
+    ],
+)
+def test_numbers_are_read_from_answers(text: str, answer: str, right: bool) -> None:
+    assert number_is_right(text, Problem("?", answer)) == right
+
+
+def test_words_are_read_from_the_last_line() -> None:
+    assert words_are_right("First.\nThe answer is (B).\n", Problem("?", "B"))
+    assert not words_are_right("B.\nNo, C", Problem("?", "B"))
+    assert not words_are_right("", Problem("?", "B"))
+    with pytest.raises(DataError, match="answer 'B' is no number"):
+        number_is_right("1", Problem("?", "B"))
+
+
+def test_mistakes_are_told(planted: Any) -> None:
+    made, chains, gate, forks, acts, steering = planted
+    for wrong, says in (
+        ({"alpha": -1.0}, "alpha=-1.0 is negative"),
+        ({"alpha_unit": "metres"}, "alpha_unit='metres' is not known"),
+        ({"rank": "size"}, "rank='size' is not known"),
+        ({"n_heads": 0}, "give at least 1"),
+        ({"test_size": 1.0}, "test_size=1.0 is not inside"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            DynaSteer(**wrong).fit(acts)  # type: ignore[arg-type]
+    with pytest.raises(NotFittedError, match="call fit"):
+        DynaSteer().generate(made.model, made.tokenizer, ["?"], gate)
+    with pytest.raises(ConfigError, match="gate: none is given"):
+        clone(steering).fit(acts).generate(made.model, made.tokenizer, [(3,)])
+    with pytest.raises(ConfigError, match="policy='push' is not known"):
+        steering.generate(made.model, made.tokenizer, [(3,)], gate, policy="push")
+    with pytest.raises(ConfigError, match=r"quantile=1.0 is not inside"):
+        EntropyGate.fit(chains, 1.0)
+    with pytest.raises(ConfigError, match="the trajectories' entropies are 'full'"):
+        EntropyGate.fit(chains, 0.8, entropy="topk")
+    with pytest.raises(DataError, match="hold no sentence"):
+        EntropyGate.fit([])
+    with pytest.raises(ConfigError, match="n_forks=1"):
+        build_forks(made.model, made.tokenizer, chains, gate, planted_problems(160, 0), n_forks=1)
+    with pytest.raises(ConfigError, match="problems: none is given"):
+        collect_trajectories(made.model, made.tokenizer, [])
+    with pytest.raises(NoContrastError, match="labels are of one kind"):
+        DynaSteer().fit(activations(np.ones((4, 1, 1, 3)), np.ones(4, int), np.arange(4)))
+    few = activations(
+        np.random.default_rng(0).standard_normal((16, 1, 1, 3)),
+        np.tile([0, 1], 8),
+        np.repeat(np.arange(4), 4),
+    )
+    with pytest.warns(UserWarning, match="n_clusters=5 is above the 3 training contexts"):
+        DynaSteer(n_heads=1, cluster="nearest").fit(few)
+    with pytest.raises(DataError, match="z holds NaN"):
+        activations(np.full((4, 1, 1, 3), np.nan), np.ones(4, int), np.arange(4))
+    rights = [ForkSet(0, 1, 0.0, [3], [[4], [5]], [2, 2], 2), ForkSet(1, 1, 0.0, [3], [[4], [5]], [2, 1], 2)]
+    with pytest.raises(NoContrastError, match="2 contexts; forks: 3 right, 0 wrong, 1 not unanimous"):
+        contrastive(rights)
+    assert len(contrastive(forks, most=10)) == 10
+    assert isinstance(NoContrastError("x"), RuntimeError)
+
+
+def test_text_prompts_are_tokenised_and_ids_pass_through() -> None:
+    model = tiny_model("llama")
+    config = GenConfig(max_new_tokens=5)
+    text = collect_trajectories(model, TOKENIZER, [Problem("7 + 3 :", "10")], config=config)[0]
+    same = collect_trajectories(model, TOKENIZER, [Problem(tuple(text.prompt), "10")], config=config)[0]
+    assert text == same
+    assert TOKENIZER.decode(text.prompt) == "7 + 3 :"
