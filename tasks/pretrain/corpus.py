@@ -44,11 +44,16 @@ def check_corpus(corpus: CorpusSettings) -> None:
     check_text_source(text_settings(corpus))
 
 
-def build_corpus(settings: CorpusSettings, out: Path) -> dict[str, Any]:
+def build_corpus(settings: CorpusSettings, out: Path, tokenizer: Any = None) -> dict[str, Any]:
     """Write `out/tokenizer`, and the Arrow data sets `out/train` and `out/validation` with rows `input_ids`.
 
     Documents follow each other with an end-of-text token between; each row has `context` tokens and the last,
     shorter one is left out. The same settings and text give the same bytes.
+
+    Args:
+        settings: the text and its rows.
+        out: replaced.
+        tokenizer: one of transformers to take; without it one is trained.
 
     Returns:
         tokens, rows, documents and bytes of both parts, vocabulary, bytes a token, the share of held-out
@@ -67,11 +72,12 @@ def build_corpus(settings: CorpusSettings, out: Path) -> dict[str, Any]:
         _check_length(part, sum(len(text.encode()) + 1 for text in chosen), settings.context, "at most ")
     if out.exists():  # a part of a run that was killed
         shutil.rmtree(out)
-    tokenizer = make_tokenizer(settings, train)
+    given = tokenizer is not None
+    tokenizer = tokenizer if given else make_tokenizer(settings, train)
     tokenizer.save_pretrained(out / "tokenizer")
     record: dict[str, Any] = {
         "source": source_name(settings.source),
-        "tokenizer": settings.tokenizer,
+        "tokenizer": "given" if given else settings.tokenizer,
         "vocabulary": len(tokenizer),
         "context": settings.context,
         "shared_13_grams": shared_sequences(train, validation),

@@ -40,7 +40,9 @@ def model_card(shape: ModelShape, summary: Mapping[str, Any], corpus: Mapping[st
     """The text of README.md; the same for the same training."""
     kind = "A dense model"
     if shape.experts:
-        kind = f"A mixture-of-experts model ({shape.experts} experts a block, {shape.experts_per_token} a token)"
+        kind = (
+            f"A mixture-of-experts model ({shape.experts} experts a block, {shape.experts_per_token} a token)"
+        )
     return TEXT.format(
         scheme=shape.norm_scheme,
         kind=kind,
@@ -53,5 +55,4 @@ def model_card(shape: ModelShape, summary: Mapping[str, Any], corpus: Mapping[st
         source=corpus["source"],
         loss=summary["validation_loss"],
         bits=summary["bits_per_byte"],
-        
     )

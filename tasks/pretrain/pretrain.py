@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -82,7 +82,7 @@ def pretrain(
         set_seed(settings.seed)
         model = SpanNormForCausalLM(config)
         held_out = HeldOut(validation, settings.validation_rows, record)
-        curves = _Curves(held_out, settings, on_row)
+        curves = Curves(held_out, settings, on_row)
         trainer = _trainer(model, settings, train, curves, checkpoints)
         resume = latest_resumable_checkpoint(checkpoints)
         resumed_at = int(resume.name.rpartition("-")[2]) if resume else 0
@@ -181,12 +181,29 @@ class HeldOut:
         return loss / math.log(2) / self.bytes_per_token
 
 
-class _Curves(TrainerCallback):
-    """Losses, gradient norms and the rate by step; stops when the loss is no number any more."""
+class Timed(Protocol):
+    """Settings of a training that is looked at while it runs."""
 
-    def __init__(
-        self, held_out: HeldOut, settings: PretrainSettings, on_row: Callable[[Row], None] | None
-    ) -> None:
+    @property
+    def evaluate_every(self) -> int: ...
+
+    @property
+    def max_steps(self) -> int: ...
+
+
+class Curves(TrainerCallback):
+    """Losses, gradient norms and the rate by step; stops when the loss is no number any more.
+
+    `NAMES` says what the trainer's numbers are called in the trace.
+    """
+
+    NAMES: ClassVar[Mapping[str, str]] = {
+        "loss": "train/loss",
+        "grad_norm": "train/grad_norm",
+        "learning_rate": "train/learning_rate",
+    }
+
+    def __init__(self, held_out: HeldOut, settings: Timed, on_row: Callable[[Row], None] | None) -> None:
         self.held_out, self.settings, self.on_row = held_out, settings, on_row
         self.diverged_at: int | None = None
         self.log: Callable[[dict[str, float]], None] = lambda logs: None
@@ -241,11 +258,10 @@ class _Curves(TrainerCallback):
             self.on_row({name: value for name, value in found.items() if math.isfinite(value)})
 
     def _row(self, step: int, logs: Mapping[str, float]) -> Row:
-        names = {"loss": "train/loss", "grad_norm": "train/grad_norm", "learning_rate": "train/learning_rate"}
         row: Row = {"step": step}
         for name, value in logs.items():
-            if name in names or name.startswith("validation/"):
-                row[names.get(name, name)] = float(value)
+            if name in self.NAMES or name.startswith("validation/"):
+                row[self.NAMES.get(name, name)] = float(value)
         return row
 
     def rows(self, history: list[dict[str, Any]]) -> list[Row]:
@@ -260,7 +276,7 @@ class _Curves(TrainerCallback):
 
 
 def _trainer(
-    model: SpanNormForCausalLM, settings: PretrainSettings, rows: Any, curves: _Curves, checkpoints: Path
+    model: SpanNormForCausalLM, settings: PretrainSettings, rows: Any, curves: Curves, checkpoints: Path
 ) -> Trainer:
     device = compute_device()
     curves.autocast = settings.dtype == "bfloat16" or (
