@@ -1,5 +1,6 @@
 """Settings from the command line and from params.yaml, by the same models as the forms."""
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -84,8 +85,18 @@ def config_from(
     except ValidationError as error:
         raise ConfigError(explain(error, flow)) from error
     except SettingsError as error:
-        raise ConfigError(f"{flow}: {error}; see `seedloom run {flow} --help`") from error
+        raise ConfigError(unreadable(str(error), arguments, flow)) from error
     return model.model_validate(given.model_dump())
+
+
+def unreadable(message: str, arguments: Sequence[str], flow: str) -> str:
+    """One line about an option that could not be parsed: its name, its value and the remedy."""
+    found = re.search(r'error parsing value for field "([^"]+)"', message)
+    if found is None:
+        return f"{flow}: {message}; see `seedloom run {flow} --help`"
+    name = found.group(1)
+    given = " ".join(arguments).split(f"--{name}", 1)[-1].lstrip("= ").split(" --")[0]
+    return f"{flow}: {name} = {given!r}: cannot be read; give values with commas between, such as 1,2,3"
 
 
 def switches(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
@@ -100,6 +111,8 @@ def switches(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
 def flags(model: type[BaseModel], arguments: Sequence[str], flow: str) -> list[str]:
     """The arguments, where a switch may have a value like every other field: `--field false` is `--no-field`.
 
+    A value that begins with a minus and a digit belongs to the option before it, also when it is a list (-1,2).
+
     Raises:
         ConfigError: a switch's value is neither true nor false.
     """
@@ -108,6 +121,8 @@ def flags(model: type[BaseModel], arguments: Sequence[str], flow: str) -> list[s
         option, equals, value = (argument := rest.pop(0)).partition("=")
         name = option.removeprefix("--")
         if not argument.startswith("--") or name not in known:
+            if argument.startswith("--") and not equals and rest and re.match(r"-[\d.]", rest[0]):
+                argument = f"{argument}={rest.pop(0)}"
             found.append(argument)
             continue
         if not equals:

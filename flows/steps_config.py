@@ -1,10 +1,11 @@
 """Settings of the single steps: the same groups as in the lifecycle, with files in and files out."""
 
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field
 
 from tasks.compress.config import CompressSettings
+from tasks.config import Distinct
 from tasks.evaluate.config import EvaluateSettings
 from tasks.merge.config import MergeSettings
 from tasks.prepare.config import PrepareSettings
@@ -40,7 +41,7 @@ class MergeConfig(MergeSettings):
     """Merge experts of one base model."""
 
     model: str = path("prepared/model", "Folder of the base model", 0)
-    experts: tuple[str, ...] = path(
+    experts: Annotated[tuple[str, ...], Distinct] = path(
         ("experts",),
         "Experts: folders of adapters or full models, what the finetune flow wrote, or hub ids",
         1,
@@ -64,7 +65,7 @@ class CompressConfig(CompressSettings):
 class EvaluateConfig(EvaluateSettings):
     """Score models side by side."""
 
-    models: tuple[str, ...] = path(
+    models: Annotated[tuple[str, ...], Distinct] = path(
         ("prepared/model", "experts", "merged", "compressed"),
         "Folders of models, adapters, or what the other flows wrote; or hub ids",
         0,

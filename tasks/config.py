@@ -1,9 +1,9 @@
 """The base of every settings model: one model is the form, the command line, the block in params.yaml and the log."""
 
 import re
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 # Fields without a position stand between those that a model moves to its start (0, 1, ...) and to its end (90, ...).
 MIDDLE = 50
@@ -74,3 +74,19 @@ class Config(BaseModel):
         model_title_generator=title_of,
         json_schema_extra=make_form,
     )
+
+
+Items = TypeVar("Items", bound=tuple[Any, ...])
+
+
+def distinct(values: Items) -> Items:
+    """Refuse a list in which a value stands twice: the same work would count as more evidence."""
+    twice = [value for i, value in enumerate(values) if value in values[:i]]
+    if twice:
+        raise ValueError(f"{twice[0]} is given twice; give each value once")
+    return values
+
+
+Distinct = AfterValidator(distinct)
+# Seeds of replicates; a replicate that stands twice would make intervals narrower than they are.
+Seeds = Annotated[tuple[Annotated[int, Field(ge=0, le=2**31 - 1)], ...], Distinct]

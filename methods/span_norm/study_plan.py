@@ -29,6 +29,7 @@ EVERY = (
     ("siamese", "none"),
 )
 GRID = (1e-3, 1.41e-3, 2e-3, 2.83e-3, 4e-3, 5.66e-3, 8e-3, 1.13e-2)
+LONGER = 5  # times the warm-up, in the part `range`
 # About 1.19 million parameters in the blocks, 4 heads each; embedding and head come on top and grow with the width.
 DEPTHS = {6: (128, 344), 12: (88, 256), 24: (64, 172), 48: (48, 108)}
 
@@ -68,7 +69,7 @@ def runs_of(part: str, plan: Plan) -> list[Run]:
         span = replace(base, scheme="span", init="inv_sqrt_depth")
         variants = [
             span,
-            replace(span, warmup=5 * base.warmup),
+            replace(span, warmup=LONGER * base.warmup),
             replace(span, init="inv_depth"),
             replace(base, scheme="prenorm", init="none"),
         ]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from tasks.config import Config
+from tasks.config import Config, Distinct
 from tasks.merge.methods import method_names
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ class MergeSettings(Config):
         min_length=1,
         description="Merge methods to try, each a merged model of its own",
     )
-    baseline_methods: tuple[MergeMethodName, ...] = Field(
+    baseline_methods: Annotated[tuple[MergeMethodName, ...], Distinct] = Field(
         default=("task_arithmetic",),
         description="Methods that also merge the experts of every further stopping rule, for comparison",
     )

@@ -85,9 +85,9 @@ def read_rows(source: str, hub_config: str, hub_split: str) -> Iterator[Row]:
     if kind == "files":
         rows: Iterator[Row] = (row for path in source_files(source) for row in _file_rows(path))
     elif kind == "saved":
-        rows = _table_rows(_load_saved(Path(source).expanduser(), hub_split), source)
+        rows = _table_rows(load_saved(Path(source).expanduser(), hub_split), source)
     else:
-        rows = _table_rows(_load_hub(source, hub_config, hub_split), source)
+        rows = _table_rows(load_hub(source, hub_config, hub_split), source)
     empty = True
     for row in rows:
         empty = False
@@ -129,7 +129,8 @@ def _is_saved(path: Path) -> bool:
     return (path / "state.json").is_file() or (path / "dataset_dict.json").is_file()
 
 
-def _load_saved(path: Path, split: str) -> Any:
+def load_saved(path: Path, split: str) -> Any:
+    """A folder of `save_to_disk`; of several splits the one named. Raises DataError."""
     from datasets import DatasetDict, load_from_disk
 
     try:
@@ -145,7 +146,8 @@ def _load_saved(path: Path, split: str) -> Any:
     return data
 
 
-def _load_hub(source: str, config: str, split: str) -> Any:
+def load_hub(source: str, config: str, split: str) -> Any:
+    """A split of a hub data set. Raises DataError."""
     from datasets import load_dataset
 
     try:

@@ -1,10 +1,10 @@
 """Settings of the study of `merge_early_stop`. Imports nothing heavy."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from tasks.config import Config
+from tasks.config import Config, Distinct, Seeds
 
 
 class MergeEarlyStopStudy(Config):
@@ -19,15 +19,15 @@ class MergeEarlyStopStudy(Config):
         "default",
         description="default: the clean and the noisy run within minutes; full: five seeds and a denser noise grid",
     )
-    seeds: tuple[int, ...] = Field(
+    seeds: Seeds = Field(
         (0, 1, 2), min_length=3, description="Independent replicates: split, base model and order of the data"
     )
-    steps: tuple[int, ...] = Field(
+    steps: Annotated[tuple[Annotated[int, Field(ge=1, le=10_000_000)], ...], Distinct] = Field(
         (4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048),
         min_length=2,
         description="Training lengths of the sweep in optimiser steps; the longest is 'trained to the end'",
     )
-    label_noise: tuple[float, ...] = Field(
+    label_noise: Annotated[tuple[Annotated[float, Field(ge=0, lt=1)], ...], Distinct] = Field(
         (0.0, 0.2), min_length=1, description="Shares of flipped training labels, each a run of its own"
     )
     train_per_task: int = Field(

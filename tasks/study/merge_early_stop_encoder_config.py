@@ -1,10 +1,10 @@
 """Settings of the encoder bench of `merge_early_stop`. Imports nothing heavy."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from tasks.config import Config
+from tasks.config import Config, Distinct, Seeds
 
 TextTask = Literal["tweets", "films", "news", "products", "socialiqa", "arc_easy", "csqa"]
 
@@ -12,11 +12,11 @@ TextTask = Literal["tweets", "films", "news", "products", "socialiqa", "arc_easy
 class EncoderTexts(Config):
     """Which text tasks the experts learn, and how much of each."""
 
-    names: tuple[TextTask, ...] = Field(
+    names: Annotated[tuple[TextTask, ...], Distinct] = Field(
         default=("tweets", "films", "news", "socialiqa", "arc_easy"),
         description="Tasks: rated sentences of four domains (positive or negative), and questions with choices",
     )
-    own: tuple[str, ...] = Field(
+    own: Annotated[tuple[str, ...], Distinct] = Field(
         default=(),
         description="Your own tasks: JSON-lines files, each line {text, answers: [...], gold: index of the right one}",
     )
@@ -45,17 +45,17 @@ class EncoderBenchStudy(Config):
         description="Folder with the rated sentences, as `seedloom fetch` makes it",
     )
     tasks: EncoderTexts = Field(EncoderTexts(), description="The text tasks")
-    kinds: tuple[Literal["full", "lora"], ...] = Field(
+    kinds: Annotated[tuple[Literal["full", "lora"], ...], Distinct] = Field(
         ("full", "lora"),
         min_length=1,
         description="full: every layer but the embedding tables; lora: adapters on every linear layer",
     )
-    seeds: tuple[int, ...] = Field(
+    seeds: Seeds = Field(
         (0, 1),
         min_length=1,
         description="Replicates: parts of the tasks, order, dropout, start of the adapters",
     )
-    steps: tuple[int, ...] = Field(
+    steps: Annotated[tuple[Annotated[int, Field(ge=1, le=10_000_000)], ...], Distinct] = Field(
         (4, 8, 16, 32, 64, 128, 256),
         min_length=2,
         description="Training lengths of the sweep in optimiser steps; the longest is 'trained to the end'",

@@ -7,7 +7,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from tasks.compress.recipes import DropRecipe, MagnitudeRecipe, Recipe, SparseGPTRecipe, WandaRecipe
-from tasks.config import Config
+from tasks.config import Config, Seeds
 from tasks.prepare.config import TextSettings
 
 
@@ -47,7 +47,7 @@ class PruningRepresentationsStudy(Config):
         default=(),
         description="Folders of models that were compressed elsewhere (with the same vocabulary), judged like recipes",
     )
-    seeds: tuple[int, ...] = Field(
+    seeds: Seeds = Field(
         default=(0, 1, 2), min_length=3, description="Draws of the text that the layers are probed on"
     )
     items: int = Field(default=200, ge=8, le=2_000, description="Items of each task")

@@ -21,10 +21,10 @@ import numpy as np
 
 from methods.common.errors import ConfigError
 from methods.span_norm.study import Run, start_laws, train_run
-from methods.span_norm.study_plan import Plan, runs_of
+from methods.span_norm.study_plan import LONGER, Plan, runs_of
 from tasks.pretrain.config import CorpusSettings
-from tasks.pretrain.corpus import check_corpus, load_record, load_rows
-from tasks.reference import Reference
+from tasks.pretrain.corpus import PARTS, check_corpus, load_record, load_rows
+from tasks.reference import Reference, combine, reference_to
 from tasks.settings import settings as machine
 from tasks.step import step
 from tasks.study.span_norm_config import SpanNormStudy
@@ -56,6 +56,11 @@ def check_study(config: SpanNormStudy) -> None:
     """
     if config.warmup >= config.steps:
         raise ConfigError(f"warmup={config.warmup}: give fewer than steps={config.steps}")
+    if "range" in parts_of(config) and LONGER * config.warmup >= config.steps:
+        raise ConfigError(
+            f"warmup={config.warmup}: the part 'range' takes {LONGER} times as long, which is not below "
+            f"steps={config.steps}; give more steps or fewer of warm-up"
+        )
     if config.data == DEFAULT_DATA and not Path(config.data).exists():
         raise ConfigError(
             f"data={DEFAULT_DATA}: is not there; `dvc repro data@kjv` makes it, or name text of your own"
@@ -131,7 +136,8 @@ def train_all(
     runs: Sequence[Run], corpus: Reference, settings: SpanNormStudy, bank: Path
 ) -> list[dict[str, Any]]:
     """Every run's result, from the bank or trained now; in the order of `runs`."""
-    files = {run: bank / f"{_key(run, corpus, settings)}.json" for run in runs}
+    rows = rows_digest(corpus.expect("data"))
+    files = {run: bank / f"{_key(run, rows, settings.validation_rows)}.json" for run in runs}
     missing = [run for run, file in files.items() if not file.is_file()]
     done = len(files) - len(missing)
     logger.info("trainings: %d of %d are there", done, len(files))
@@ -181,13 +187,13 @@ def _table(corpus: Path, part: str) -> np.ndarray:
     return np.asarray(load_rows(corpus, part).with_format("numpy")[:]["input_ids"])
 
 
-def _key(run: Run, corpus: Reference, settings: SpanNormStudy) -> str:
-    record = {
-        "version": VERSION,
-        "run": asdict(run),
-        "corpus": corpus.digest,
-        "rows": settings.validation_rows,
-    }
+def rows_digest(corpus: Path) -> str:
+    """What a training reads, by its content: the rows of both parts, not the record of where they came from."""
+    return combine({part: reference_to(corpus / part, "data").digest for part in PARTS})
+
+
+def _key(run: Run, rows: str, validation_rows: int) -> str:
+    record = {"version": VERSION, "run": asdict(run), "rows": rows, "validation_rows": validation_rows}
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()[:32]
 
 

@@ -1,10 +1,10 @@
 """Settings of the study of `span_norm`. Imports nothing heavy."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from tasks.config import Config
+from tasks.config import Config, Distinct, Seeds
 
 Part = Literal["start", "moderate", "rates", "range", "depth", "experts"]
 
@@ -22,14 +22,14 @@ class SpanNormStudy(Config):
         "default",
         description="default: the parts below within minutes; full: every part, every scheme, a dense grid of rates",
     )
-    parts: tuple[Part, ...] = Field(
+    parts: Annotated[tuple[Part, ...], Distinct] = Field(
         ("start", "moderate", "rates"),
         min_length=1,
         description="start: gradients and sizes before training; moderate: five candidates at the first rate; rates: "
         "the higher rates; range: longer warm-up and smaller starts at high rates; depth: blocks at a fixed number of "
         "parameters; experts: mixtures of experts",
     )
-    rates: tuple[float, ...] = Field(
+    rates: Annotated[tuple[Annotated[float, Field(gt=0, le=1)], ...], Distinct] = Field(
         (2e-3, 4e-3, 8e-3),
         min_length=1,
         description="Peak learning rates, the moderate one first; full takes a grid in steps of 1.41",
@@ -38,10 +38,10 @@ class SpanNormStudy(Config):
         "contenders",
         description="Who is trained at the other rates: SpanNorm and PreNorm (scaled and not), or every placement",
     )
-    seeds: tuple[int, ...] = Field(
+    seeds: Seeds = Field(
         (0, 1, 2, 3, 4), min_length=3, description="Seeds of weights and order at the moderate rate"
     )
-    grid_seeds: tuple[int, ...] = Field((0, 1, 2), min_length=1, description="Seeds everywhere else")
+    grid_seeds: Seeds = Field((0, 1, 2), min_length=1, description="Seeds everywhere else")
     layers: int = Field(24, ge=2, le=1_000, description="Blocks of the trained models")
     steps: int = Field(160, ge=1, le=1_000_000, description="Optimiser steps of a training")
     warmup: int = Field(20, ge=0, le=1_000_000, description="Steps in which the rate rises")
@@ -50,7 +50,7 @@ class SpanNormStudy(Config):
     validation_rows: int = Field(
         256, ge=8, le=100_000, description="Held-out rows, spread over the held-out end of the text"
     )
-    start_depths: tuple[int, ...] = Field(
+    start_depths: Annotated[tuple[Annotated[int, Field(ge=2, le=2_000)], ...], Distinct] = Field(
         (6, 24, 96, 192), min_length=3, description="Depths at which the start is measured"
     )
     processes: int = Field(2, ge=1, le=256, description="Trainings at the same time, each on one core")

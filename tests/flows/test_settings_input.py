@@ -1,11 +1,13 @@
 """Settings from options and from params.yaml: the same models, one line a mistake."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
 import pytest
-from pydantic import Field, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
+from flows.registry import FLOWS
 from flows.settings_input import config_from, read_block
 from methods.common.errors import ConfigError
 from tasks.config import Config
@@ -24,6 +26,14 @@ class Wanda(Config):
 class Group(Config):
     rate: float = Field(1e-3, gt=0, le=1, description="learning rate")
     steps: int = Field(10, ge=1, description="steps")
+    quick: bool = Field(False, description="fast")
+
+
+class Numbers(Config):
+    """A flow with a list of numbers."""
+
+    numbers: tuple[Annotated[int, Field(ge=0)], ...] = Field((1,), description="numbers")
+    name: str = Field("x", description="name")
     quick: bool = Field(False, description="fast")
 
 
@@ -120,6 +130,49 @@ def test_an_unusable_params_file_is_named(tmp_path: Path, text: str | None, name
         file.write_text(text)
     with pytest.raises(ConfigError, match=says):
         read_block(f"{file}:{name}")
+
+
+def test_a_list_that_begins_with_a_minus_reaches_its_field() -> None:
+    """The option parser takes -1,2 for options of its own."""
+    for arguments in (["--numbers", "-1,2"], ["--numbers=-1,2"]):
+        with pytest.raises(ConfigError, match=r"demo: numbers\.0 = -1: input should be greater than"):
+            config_from(Numbers, arguments, "demo")
+
+
+def test_a_list_that_cannot_be_read_is_named_with_its_value() -> None:
+    with pytest.raises(
+        ConfigError, match=r"^demo: numbers = '1,nan': cannot be read; give values with commas"
+    ):
+        config_from(Numbers, ["--name", "y", "--numbers", "1,nan", "--quick"], "demo")
+
+
+def settings_of(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[type[BaseModel], str, str]]:
+    """Every setting of a model and of the groups in it: the model that holds it, its name, its dotted name."""
+    for name, field in model.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from settings_of(kind, f"{prefix}{name}.")
+        else:
+            yield model, name, prefix + name
+
+
+LISTS = [
+    pytest.param(holder, name, id=f"{flow.name}:{dotted}")
+    for flow in FLOWS
+    for holder, name, dotted in settings_of(flow.load_config())
+    if isinstance(holder.model_fields[name].get_default(), tuple) and holder.model_fields[name].get_default()
+]
+
+
+@pytest.mark.parametrize(("holder", "name"), LISTS)
+def test_no_list_of_any_flow_takes_a_value_twice(holder: type[BaseModel], name: str) -> None:
+    """Seeds, rates, methods, files: the same work would be done twice and count as more evidence."""
+    values = list(holder.model_fields[name].get_default())
+    with pytest.raises(ValidationError, match="twice|only once|differ"):
+        holder.model_validate({name: [*values, values[0]]})
+    if name.endswith("seeds"):
+        with pytest.raises(ValidationError, match="greater than or equal to 0"):
+            holder.model_validate({name: [-1, *values]})
 
 
 def test_help_names_every_field(capsys: pytest.CaptureFixture[str]) -> None:

@@ -93,7 +93,11 @@ def test_the_folder_says_how_it_is_loaded(run: tuple[Path, dict[str, Any]]) -> N
     assert json.loads((out / "config.json").read_text())["use_cache"] is True
     (script,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
     done = subprocess.run(
-        [sys.executable, "-c", script.replace("path/to/this/folder", str(out)) + "print(type(model).__name__)"],
+        [
+            sys.executable,
+            "-c",
+            script.replace("path/to/this/folder", str(out)) + "print(type(model).__name__)",
+        ],
         capture_output=True,
         text=True,
         cwd=ROOT,
