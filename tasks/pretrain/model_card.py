@@ -15,8 +15,8 @@ tags: [spannorm, {scheme}]
 # A language model trained from scratch
 
 {kind} of {parameters:,} parameters: {layers} blocks of width {width}, norm placement `{scheme}`, {vocabulary:,} tokens,
-rows of {context} tokens. Trained for {steps:,} steps on `{source}`; {loss:.4f} nats a token and {bits:.4f} bits a byte on
-its held-out end. `pretrain.json` has every setting, `trace.jsonl` the curves.
+rows of {context} tokens. Trained for {steps:,} steps on `{source}`; {loss:.4f} nats a token and {bits:.4f} bits a byte
+on its held-out end. `pretrain.json` has every setting, `trace.jsonl` the curves.
 
 ## Loading
 

@@ -168,7 +168,7 @@ LISTS = [
 def test_no_list_of_any_flow_takes_a_value_twice(holder: type[BaseModel], name: str) -> None:
     """Seeds, rates, methods, files: the same work would be done twice and count as more evidence."""
     values = list(holder.model_fields[name].get_default())
-    with pytest.raises(ValidationError, match="twice|only once|differ"):
+    with pytest.raises(ValidationError, match=r"twice|only once|differ"):
         holder.model_validate({name: [*values, values[0]]})
     if name.endswith("seeds"):
         with pytest.raises(ValidationError, match="greater than or equal to 0"):

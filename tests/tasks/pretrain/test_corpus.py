@@ -139,7 +139,7 @@ def test_text_that_is_too_short_is_told_before_a_tokenizer_is_trained(
 ) -> None:
     monkeypatch.setattr("tasks.pretrain.corpus.make_tokenizer", None)
     (tmp_path / "short.txt").write_text("a few words only " * 10)
-    with pytest.raises(DataError, match="the train part has at most .* tokens, fewer than one row of 4096"):
+    with pytest.raises(DataError, match=r"the train part has at most .* tokens, fewer than one row of 4096"):
         build_corpus(small(tmp_path / "short.txt", context=4096), tmp_path / "corpus")
 
 
