@@ -6,10 +6,16 @@ With `--distill-tokens N --text FILE ...` the result is distilled on the texts; 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
+import torch
+
+from methods.common.checks import check_number, check_whole
+from methods.common.dtype import fast_dtype
 from methods.common.errors import ConfigError, DataError, NumericalError
 from methods.littlebit2 import LittleBitConfig, compress_model, distill, save_compressed, token_blocks
 from methods.littlebit2.config import Init
@@ -50,49 +56,70 @@ def main(arguments: list[str] | None = None) -> int:
 
 def run(given: argparse.Namespace) -> dict[str, float]:
     """Compress, distil, save."""
-    import torch
     from tqdm import tqdm
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer
 
-    if given.out.exists() and any(given.out.iterdir()):
-        raise ConfigError(f"out {given.out}: holds files; name a new folder")
-    if not (given.model / "config.json").is_file():
-        raise DataError(f"model {given.model}: holds no config.json; give a save_pretrained folder")
-    if given.distill_tokens and not given.text:
-        raise ConfigError("distill-tokens: needs --text with at least one file")
     config = LittleBitConfig(bpp=given.bpp, init=given.init, residual=given.residual, seed=given.seed)
-
-    def load(dtype: Any) -> Any:
-        return AutoModelForCausalLM.from_pretrained(
-            str(given.model),
-            dtype=dtype,
-            use_safetensors=True,
-            local_files_only=True,
-            trust_remote_code=False,
-        )
-
-    student = load("auto")
+    _check(given)
+    tokenizer = AutoTokenizer.from_pretrained(
+        str(given.model), local_files_only=True, trust_remote_code=False
+    )
+    tokens = token_blocks(tokenizer, _texts(given.text), given.length) if given.distill_tokens else None
+    student = _load(given.model, "auto")
     stored = student.dtype
     with tqdm(desc="layers", disable=None) as bar:
         student, rows = compress_model(
             student.float(), config, n_jobs=given.jobs, on_layer=lambda done, _: _advance(bar, done)
         )
-    tokenizer = AutoTokenizer.from_pretrained(
-        str(given.model), local_files_only=True, trust_remote_code=False
-    )
-    if given.distill_tokens:
-        texts = (file.read_text(encoding="utf-8") for file in given.text)
-        tokens = token_blocks(tokenizer, texts, given.length)
+    if tokens is not None:
         steps = max(1, given.distill_tokens // (given.batch * given.length))
         with tqdm(desc="distillation", total=steps, disable=None) as bar:
             distill(
-                student, load(torch.float32), tokens, steps=steps, batch_size=given.batch, lr=given.lr,
-                hidden_weight=given.hidden_weight, reduction="token", seed=given.seed,
+                student, _load(given.model, torch.float32), tokens, steps=steps, batch_size=given.batch, lr=given.lr,
+                hidden_weight=given.hidden_weight, reduction="token", seed=given.seed, dtype=fast_dtype(),
                 on_step=lambda done, _total, _row: _advance(bar, done),
             )  # fmt: skip
     sizes = save_compressed(student, given.out, config, dtype=stored)
     tokenizer.save_pretrained(given.out)
     return {"mean_error": sum(row["error"] for row in rows) / len(rows), **sizes}
+
+
+def _check(given: argparse.Namespace) -> None:
+    """Everything that can be known to be wrong before the model is loaded."""
+    if given.out.exists() and (not given.out.is_dir() or any(given.out.iterdir())):
+        raise ConfigError(f"out {given.out}: holds files; name a new folder")
+    if not (given.model / "config.json").is_file():
+        raise DataError(f"model {given.model}: holds no config.json; give a save_pretrained folder")
+    if given.jobs is not None:
+        check_whole("jobs", given.jobs, 1)
+    check_whole("distill-tokens", given.distill_tokens, 0)
+    check_whole("length", given.length, 2)
+    check_whole("batch", given.batch, 1)
+    check_number("lr", given.lr, above=0)
+    check_number("hidden-weight", given.hidden_weight, least=0)
+    if bool(given.distill_tokens) != bool(given.text):
+        raise ConfigError(
+            f"distill-tokens {given.distill_tokens}: give it together with --text and its files"
+        )
+    limit = json.loads((given.model / "config.json").read_text()).get("max_position_embeddings")
+    if given.distill_tokens and limit and given.length > limit:
+        raise ConfigError(f"length {given.length}: the model reads at most {limit} tokens; set that or less")
+
+
+def _texts(files: list[Path]) -> Iterator[str]:
+    for file in files:
+        try:
+            yield file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise DataError(f"text {file}: is no readable UTF-8 file ({error}); name text files") from error
+
+
+def _load(model: Path, dtype: Any) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(
+        str(model), dtype=dtype, use_safetensors=True, local_files_only=True, trust_remote_code=False
+    )
 
 
 def _advance(bar: Any, done: int) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from methods.common.errors import ConfigError
+from methods.common.checks import check_number, check_whole
 
 SCALE_BITS = 16  # h, l and g are kept in half precision
 
@@ -45,10 +45,16 @@ def rank_for(
     Never below `min_rank` nor above min(outputs, inputs); `clamped` says that the target was missed for that reason.
 
     Raises:
-        ConfigError: bpp is not above 0, or min_rank is more than the layer has.
+        ConfigError: bpp is not above 0, or a size, min_rank or multiple below 1.
     """
-    if not bpp > 0:
-        raise ConfigError(f"bpp {bpp}: give the bits a weight above 0, such as 0.55")
+    check_number("bpp", bpp, above=0)
+    for field, value in (
+        ("outputs", outputs),
+        ("inputs", inputs),
+        ("min_rank", min_rank),
+        ("multiple", multiple),
+    ):
+        check_whole(field, value, 1)
     most = min(outputs, inputs)
     branches = 1 + residual
     size = outputs + inputs

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
+from methods.common.checks import check_choice, check_flag, check_number, check_whole
 from methods.common.errors import ConfigError
 from methods.littlebit2.rotation import Polar, Target
 from methods.littlebit2.spectrum import Solver
@@ -61,8 +62,7 @@ class LittleBitConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not self.bpp > 0:
-            raise ConfigError(f"bpp {self.bpp}: give the bits a weight above 0, such as 0.55")
+        check_number("bpp", self.bpp, above=0)
         for name, kind in (
             ("init", Init),
             ("scales", Scales),
@@ -70,15 +70,15 @@ class LittleBitConfig:
             ("polar", Polar),
             ("svd", Solver),
         ):
-            if getattr(self, name) not in get_args(kind):
-                raise ConfigError(
-                    f"{name} {getattr(self, name)!r}: choose one of {', '.join(get_args(kind))}"
-                )
+            check_choice(name, getattr(self, name), kind)
         for name, least in (("n_iter", 0), ("restarts", 1), ("refit", 0), ("min_rank", 1), ("multiple", 1)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name} {getattr(self, name)}: give at least {least}")
-        if not self.kv_factor > 0:
-            raise ConfigError(f"kv_factor {self.kv_factor}: give a factor above 0")
+            check_whole(name, getattr(self, name), least)
+        check_whole("seed", self.seed)
+        check_number("kv_factor", self.kv_factor, above=0)
+        check_flag("residual", self.residual)
+        check_flag("strict", self.strict)
+        for name in ("include", "exclude"):
+            object.__setattr__(self, name, _name_parts(name, getattr(self, name)))
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values; `from_dict` is the inverse."""
@@ -92,5 +92,11 @@ class LittleBitConfig:
             raise ConfigError(
                 f"{unknown[0]!r} is no setting of LittleBitConfig; known are {', '.join(sorted(known))}"
             )
-        given: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
-        return cls(**given)
+        return cls(**values)
+
+
+def _name_parts(field: str, value: Any) -> tuple[str, ...]:
+    """A single string would be taken for its letters, each of which is a part of almost every name."""
+    if not isinstance(value, list | tuple) or not all(isinstance(part, str) and part for part in value):
+        raise ConfigError(f"{field} {value!r}: give a tuple of parts of layer names, such as ('q_proj',)")
+    return tuple(value)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from methods.common.errors import ConfigError
+from methods.common.errors import ConfigError, DataError
 from methods.littlebit2.admm import admm
 from methods.littlebit2.bits import nominal_bits, rank_for, smallest_bpp
 from methods.littlebit2.config import LittleBitConfig
@@ -18,6 +18,7 @@ from methods.littlebit2.signs import sgn
 from methods.littlebit2.spectrum import (
     Svd,
     alignment,
+    check_rank,
     check_weight,
     coherence,
     decay,
@@ -84,10 +85,10 @@ def factorize(
 
     Raises:
         ConfigError: a wrong setting, or rank outside 1..min(o, i).
-        DataError: the weight is no finite matrix.
+        DataError: the weight is no finite matrix, or the svd is not of it.
     """
     if config is None:
-        config = LittleBitConfig(**settings)  # type: ignore[arg-type]
+        config = LittleBitConfig.from_dict(settings)
     elif settings:
         raise ConfigError(f"give either a config or {', '.join(settings)}, not both")
     weight = check_weight(weight)
@@ -95,10 +96,14 @@ def factorize(
     clamped = False
     if rank is None:
         rank, clamped = choose_rank(outputs, inputs, config, name)
+    check_rank(rank, weight)
     generator = layer_generator(config.seed, name)
+    if svd is not None and (len(svd.u), svd.vt.shape[1], len(svd.s) >= rank) != (outputs, inputs, True):
+        shape = f"{len(svd.u)}x{svd.vt.shape[1]} with {len(svd.s)} triplets"
+        raise DataError(
+            f"svd: is of {shape}, the weight is {outputs}x{inputs} and the rank {rank}; leave it out"
+        )
     first = svd or truncated_svd(weight, rank, solver=config.svd, generator=generator)
-    if not 1 <= rank <= min(outputs, inputs):
-        raise ConfigError(f"rank {rank}: a weight of {outputs}x{inputs} allows 1 to {min(outputs, inputs)}")
     parts: list[dict[str, Any]] = []
     rest, stats = weight, dict[str, float]()
     for branch in range(1 + config.residual):

@@ -137,10 +137,14 @@ def balanced(h: Tensor, middle: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tens
 
 
 def as_half(name: str, values: Tensor) -> Tensor:
-    """fp16, refused when it overflows."""
+    """fp16, refused when it overflows or nothing is left."""
     half = values.to(torch.float16)
     if not half.isfinite().all():
         raise DataError(f"the scale {name} exceeds half precision or is not finite; training has diverged")
+    if values.any() and not half.any():
+        raise DataError(
+            f"the scale {name} is too small for half precision; multiply the weights by a constant"
+        )
     return half
 
 

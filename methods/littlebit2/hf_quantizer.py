@@ -10,6 +10,7 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from methods.common.errors import DataError
+from methods.common.linear_layers import oriented_weight
 from methods.littlebit2.layer import LittleBitLinear
 
 METHOD = "littlebit2"
@@ -49,6 +50,11 @@ class LittleBitQuantizer(HfQuantizer):
                 raise DataError(
                     f"{type(model).__name__} has no layer {name}, which config.json says is packed; compress anew"
                 ) from error
+            weight = getattr(dense, "weight", None)
+            if weight is None or tuple(oriented_weight(dense).shape) != (outputs, inputs):
+                raise DataError(
+                    f"{name} is packed as {outputs}x{inputs}, which does not fit config.json's sizes; compress anew"
+                )
             with torch.device("meta"):
                 layer = LittleBitLinear(
                     inputs,

@@ -52,7 +52,7 @@ def packed_product(
         part = multiply(inner, u[b], rank) * h[b]
         output = part if output is None else output + part
     assert output is not None
-    return output.view(*x.shape[:-1], -1)
+    return output.view(*x.shape[:-1], u.shape[1])
 
 
 def _integer_is_faster(x: Tensor, rows: int, rank: int) -> bool:

@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from methods.common.errors import ConfigError
+from methods.common.checks import check_choice, check_whole
+from methods.common.errors import ConfigError, DataError
 from methods.common.linear_layers import is_linear, oriented_weight
 from methods.littlebit2.config import LittleBitConfig
 from methods.littlebit2.factorize import factorize
@@ -34,6 +35,9 @@ class LittleBitLinear(nn.Module):
         packed: hold bits (uint8, for inference) instead of latent U and V (float32, for training).
         gradient: surrogate gradient of sgn.
         dtype: of the bias, and of the scales of a packed layer when it is not None (else fp16).
+
+    Raises:
+        ConfigError: a size below 1, or no such gradient.
     """
 
     weight: Tensor
@@ -56,6 +60,10 @@ class LittleBitLinear(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        sizes = {"in_features": in_features, "out_features": out_features, "rank": rank, "branches": branches}
+        for field, size in sizes.items():
+            check_whole(field, size, 1)
+        check_choice("gradient", gradient, Gradient)
         self.in_features, self.out_features = in_features, out_features
         self.rank, self.branches, self.gradient = rank, branches, gradient
         self.conv1d = False  # whether it stands for a Conv1D, whose weight is transposed
@@ -157,6 +165,8 @@ class LittleBitLinear(nn.Module):
 
         SmoothSign's gradient vanishes beyond |x| of about 0.03, so the latents' size decides how many signs can move.
         """
+        if self.is_packed:
+            raise ConfigError("the layer is packed and has no latents; rescale before packing")
         for u, v in zip(self.latent_u, self.latent_v, strict=True):
             u1, u2, v1, v2 = dual_svid(u, v)
             u.div_(torch.outer(u1, u2).clamp(min=1e-12))
@@ -164,8 +174,10 @@ class LittleBitLinear(nn.Module):
         return self
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """[..., in] -> [..., out] in the type of `inputs`."""
+        """[..., in] -> [..., out] in the type of `inputs`. DataError when that is no floating-point type."""
         dtype = inputs.dtype
+        if not dtype.is_floating_point:  # scales cast to it would all become 0
+            raise DataError(f"inputs of {dtype}: give floating-point numbers")
         h, middle, g = (getattr(self, name).to(dtype) for name in ("h", "l", "g"))
         if self.is_packed:
             bits = split_bits(self.weight, self.out_features, self.rank, self.in_features, self.branches)

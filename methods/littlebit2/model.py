@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import time
@@ -11,16 +12,17 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from methods.common.checks import check_choice, check_whole
 from methods.common.errors import ConfigError, DataError
 from methods.common.linear_layers import is_linear, oriented_weight
 from methods.littlebit2.config import LittleBitConfig
 from methods.littlebit2.factorize import choose_rank, factorize
 from methods.littlebit2.factors import BinaryFactors
-from methods.littlebit2.layer import LittleBitLinear
+from methods.littlebit2.layer import LATENT, LittleBitLinear
 from methods.littlebit2.signs import Gradient, sgn
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -49,6 +51,8 @@ def target_layers(model: nn.Module, config: LittleBitConfig) -> list[Target]:
         DataError: the model is compressed already, or nothing is left to compress.
         ConfigError: a part of a name in `include` or `exclude` (other than the default) fits no layer.
     """
+    if is_linear(model):
+        raise DataError("the model is itself a linear layer; use LittleBitLinear.from_linear")
     if any(isinstance(module, LittleBitLinear) for module in model.modules()):
         raise DataError("the model is compressed already; give the original model")
     head = _output_layer(model)
@@ -102,7 +106,7 @@ def compress_model(
         n_jobs: layers at the same time, one thread each; None takes all cores. It does not change the result.
         gradient: surrogate gradient of sgn in training.
         on_layer: progress.
-        cache: folder for the finished layers; a second call with the same arguments goes on from there.
+        cache: folder for the finished layers; a second call goes on from those of the same weights and settings.
 
     Returns:
         the same model, and a row a layer: name, outputs, inputs, rank, clamped, nominal_bpp, stored_bpp, error
@@ -110,9 +114,14 @@ def compress_model(
 
     Raises:
         DataError: as `target_layers`, and a weight that is not finite (names the layer).
-        ConfigError: `strict`, and a layer cannot reach the target: before any work starts.
+        ConfigError: `strict`, and a layer cannot reach the target, or n_jobs or gradient is wrong: before any work.
     """
     config = config or LittleBitConfig()
+    if not isinstance(config, LittleBitConfig):
+        raise ConfigError(f"config {config!r}: give a LittleBitConfig; LittleBitConfig.from_dict makes one")
+    if n_jobs is not None:
+        check_whole("n_jobs", n_jobs, 1)
+    check_choice("gradient", gradient, Gradient)
     targets = target_layers(model, config)
     for target in targets:  # a target that cannot be reached is refused before any work
         choose_rank(target.weight.shape[0], target.weight.shape[1], config, target.name)
@@ -165,23 +174,41 @@ def _cached(target: Target, config: LittleBitConfig, cache: Path | None) -> Bina
     if cache is None:
         return factorize(target.weight, config=config, name=target.name)
     file = cache / f"{target.name}.safetensors"
-    names = ("latent_u", "latent_v", "h", "l", "g")
-    if file.exists():
-        with safe_open(file, framework="pt") as handle:
-            u, v, h, middle, g = (handle.get_tensor(name) for name in names)
-            stats = json.loads((handle.metadata() or {})["stats"])
-        signs = sgn(u).to(torch.int8), sgn(v).to(torch.int8)
-        return BinaryFactors(*signs, h, middle, g, latent_u=u, latent_v=v, stats=stats)
+    mark = _mark(target, config)
+    kept = _read_kept(file, mark)
+    if kept is not None:
+        return kept
     factors = factorize(target.weight, config=config, name=target.name)
     cache.mkdir(parents=True, exist_ok=True)
     partial = file.with_suffix(".partial")
     save_file(
-        {name: getattr(factors, name).contiguous() for name in names},
+        {name: getattr(factors, name).contiguous() for name in LATENT},
         partial,
-        metadata={"stats": json.dumps(factors.stats)},
+        metadata={"stats": json.dumps(factors.stats), "mark": mark},
     )
     partial.replace(file)
     return factors
+
+
+def _mark(target: Target, config: LittleBitConfig) -> str:
+    """What a finished layer was made of: its weight and the settings."""
+    digest = hashlib.sha256(json.dumps(config.to_dict()).encode())
+    digest.update(target.weight.cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _read_kept(file: Path, mark: str) -> BinaryFactors | None:
+    """A finished layer; None when there is none of this mark, or only a damaged file."""
+    try:
+        with safe_open(file, framework="pt") as handle:
+            facts = handle.metadata() or {}
+            if facts.get("mark") != mark:
+                return None
+            u, v, h, middle, g = (handle.get_tensor(name) for name in LATENT)
+    except (FileNotFoundError, SafetensorError):
+        return None
+    signs = sgn(u).to(torch.int8), sgn(v).to(torch.int8)
+    return BinaryFactors(*signs, h, middle, g, latent_u=u, latent_v=v, stats=json.loads(facts["stats"]))
 
 
 def layer_row(name: str, factors: BinaryFactors) -> dict[str, Any]:

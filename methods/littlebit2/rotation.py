@@ -6,12 +6,14 @@ B = sgn(X R), then R = Q P^T from the SVD B^T X = P D Q^T (orthogonal Procrustes
 
 from __future__ import annotations
 
+import math
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from methods.common.errors import NumericalError
+from methods.common.checks import check_choice, check_whole
+from methods.common.errors import ConfigError, DataError, NumericalError
 from methods.littlebit2.signs import sgn
 
 Polar = Literal["svd", "newton"]
@@ -97,12 +99,24 @@ def joint_itq(
         start: use this R as the (only) start.
 
     Raises:
+        ConfigError: a setting out of range, or a start that is not [r, r].
+        DataError: x is no matrix.
         NumericalError: the objective is not finite.
     """
+    check_choice("target", target, Target)
+    check_choice("polar", polar, Polar)
+    check_whole("n_iter", n_iter, 0)
+    check_whole("restarts", restarts, 1)
+    if x.ndim != 2:
+        raise DataError(f"factors of shape {tuple(x.shape)} are no matrix; give [outputs + inputs, rank]")
+    if not x.isfinite().all():
+        raise NumericalError("the factors hold NaN or infinity; the weight's scale is too large for float32")
+    if start is not None and start.shape != (x.shape[1], x.shape[1]):
+        raise ConfigError(f"start of shape {tuple(start.shape)}: give [{x.shape[1]}, {x.shape[1]}]")
     if target == "row_normalised":
         x = x / x.norm(dim=1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
     best: Rotation | None = None
-    for _ in range(1 if start is not None else max(1, restarts)):
+    for _ in range(1 if start is not None else restarts):
         first = haar(x.shape[1], generator, x.dtype) if start is None else start
         found = _descend(x, first, n_iter, polar)
         if best is None or found.trace[-1] < best.trace[-1]:
@@ -120,6 +134,6 @@ def _descend(x: Tensor, r: Tensor, n_iter: int, polar: Polar) -> Rotation:
         trace.append(squares - 2 * float(rotated.abs().sum(dtype=torch.float64)))
         if step < n_iter:
             r = polar_factor(x.T @ sgn(rotated), polar)
-    if not all(value == value and abs(value) != float("inf") for value in trace):
+    if not all(map(math.isfinite, trace)):
         raise NumericalError("Joint-ITQ left the finite numbers; the weight's scale is too large for float32")
     return Rotation(r, trace)

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from methods.common.checks import check_choice, check_whole
 from methods.common.errors import ConfigError, DataError
 
 KEPT = (2 / math.pi) ** 2
@@ -40,13 +41,24 @@ def check_weight(weight: Tensor) -> Tensor:
     """The weight in float32 (float64 stays).
 
     Raises:
-        DataError: not a matrix, empty, or it holds NaN or infinity.
+        DataError: no tensor of floating-point numbers, not a matrix, empty, or it holds NaN or infinity.
     """
+    if not isinstance(weight, Tensor) or not weight.is_floating_point():
+        kind = weight.dtype if isinstance(weight, Tensor) else type(weight).__name__
+        raise DataError(f"a weight of {kind} holds no floating-point numbers; give a torch tensor of them")
     if weight.ndim != 2 or weight.numel() == 0:
         raise DataError(f"a weight of shape {tuple(weight.shape)} is no matrix; give [outputs, inputs]")
     if not weight.isfinite().all():
         raise DataError("the weight holds NaN or infinity; use an intact checkpoint")
     return weight.detach().to(torch.float64 if weight.dtype == torch.float64 else torch.float32)
+
+
+def check_rank(rank: int, weight: Tensor) -> None:
+    """ConfigError unless it is a whole number in 1..min(o, i)."""
+    check_whole("rank", rank)
+    if not 1 <= rank <= min(weight.shape):
+        outputs, inputs = weight.shape
+        raise ConfigError(f"rank {rank}: a weight of {outputs}x{inputs} allows 1 to {min(weight.shape)}")
 
 
 def truncated_svd(
@@ -62,12 +74,12 @@ def truncated_svd(
         generator: of the randomized solver's start.
 
     Raises:
-        ConfigError: rank is not in 1..min(o, i).
+        ConfigError: rank is not in 1..min(o, i), or no such solver.
     """
+    check_choice("solver", solver, Solver)
     weight = check_weight(weight)
+    check_rank(rank, weight)
     most = min(weight.shape)
-    if not 1 <= rank <= most:
-        raise ConfigError(f"rank {rank}: a weight of shape {tuple(weight.shape)} allows 1 to {most}")
     energy = float(weight.double().square().sum())
     if solver == "exact" or (solver == "auto" and most <= EXACT_UP_TO):
         u, s, vt = torch.linalg.svd(weight, full_matrices=False)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from methods.common.errors import DataError
+from methods.common.errors import ConfigError, DataError
 from methods.littlebit2.bits import stored_bytes
 from methods.littlebit2.config import LittleBitConfig
 from methods.littlebit2.layer import PACKED
@@ -45,11 +45,16 @@ def save_compressed(
         `sizes(folder)`.
 
     Raises:
-        DataError: no compressed layer, or a scale that exceeds half precision.
+        DataError: no compressed layer, no model of transformers, a folder with another model's weights, or a scale that
+            exceeds half precision.
     """
     layers = dict(binary_layers(model))
     if not layers:
         raise DataError(f"{type(model).__name__} has no compressed layer; call compress_model first")
+    if not hasattr(model, "save_pretrained"):
+        raise DataError(
+            f"{type(model).__name__} is no model of transformers; keep single layers with BinaryFactors.save"
+        )
     tensors: dict[str, Tensor] = {}
     cast: dict[int, Tensor] = {}  # tied tensors stay one tensor, else both would be written
     for name, value in model.state_dict().items():
@@ -67,6 +72,34 @@ def save_compressed(
             raise DataError(f"{name}: {error}") from error
         tensors |= {f"{name}.{part}": value for part, value in packed.items()}
         shapes[name] = [layer.branches, layer.out_features, layer.rank, layer.in_features]
+    _make_room(Path(folder))
+    _write(model, Path(folder), tensors, shapes, config, dtype, max_shard_size)
+    return sizes(folder)
+
+
+def _make_room(folder: Path) -> None:
+    """Weights of an earlier compressed model go: shards of it beside the new files would be taken for a part of it.
+
+    Raises:
+        DataError: the weights there are of another kind.
+    """
+    old = sorted([*folder.glob("*.safetensors"), *folder.glob("*.safetensors.index.json")])
+    if old and not is_compressed(folder):
+        raise DataError(f"folder {folder}: holds weights of another model ({old[0].name}); name a new folder")
+    for file in old:
+        file.unlink()
+
+
+def _write(
+    model: nn.Module,
+    folder: Path,
+    tensors: dict[str, Tensor],
+    shapes: dict[str, list[int]],
+    config: LittleBitConfig | None,
+    dtype: torch.dtype | None,
+    max_shard_size: str,
+) -> None:
+    """`save_pretrained` with the section of this format in config.json; the model itself stays as it is."""
     own: Any = model
     before = (
         getattr(own.config, "quantization_config", None),
@@ -90,23 +123,53 @@ def save_compressed(
             del own.config.quantization_config
         if before[2] is None:
             del own.hf_quantizer
-    return sizes(folder)
 
 
 def load_compressed(folder: str | Path, *, dtype: torch.dtype | str = "auto", device: str = "cpu") -> Any:
     """The model that `save_compressed` wrote, packed, in evaluation mode.
 
     Raises:
-        DataError: one line; the folder is no such model, or its tensors do not fit its config.
+        ConfigError: no such number format or device.
+        DataError: one line; the folder is no such model, lacks weights (transformers would go on with random ones), or
+            its tensors do not fit its config.
     """
     from transformers import AutoModelForCausalLM
 
+    if dtype != "auto" and not isinstance(
+        getattr(torch, str(dtype).removeprefix("torch."), None), torch.dtype
+    ):
+        raise ConfigError(f"dtype {dtype!r}: give auto or a torch type, such as torch.float32")
+    try:
+        place = torch.device(device)
+    except RuntimeError as error:
+        raise ConfigError(f"device {device!r}: give one that torch knows, such as cpu or cuda:0") from error
     check_compressed(folder)
     register()
-    model: Any = AutoModelForCausalLM.from_pretrained(
-        str(folder), dtype=dtype, use_safetensors=True, local_files_only=True, trust_remote_code=False
-    )
-    return model.to(device).eval()
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            str(folder),
+            dtype=dtype,
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+    except DataError:
+        raise
+    except RuntimeError as error:  # it refers to a table on the terminal
+        raise DataError(
+            f"model {folder}: a tensor has another size than config.json gives; compress anew"
+        ) from error
+    except (OSError, ValueError, TypeError) as error:
+        line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise DataError(f"model {folder}: cannot be loaded ({line}); use an intact folder") from error
+    model, found = loaded
+    if lacking := sorted(found["missing_keys"]):
+        raise DataError(f"model {folder}: lacks the tensor {lacking[0]}; use an intact folder")
+    for name, layer in binary_layers(model):
+        if not all(getattr(layer, part).isfinite().all() for part in ("h", "l", "g")):
+            raise DataError(f"model {folder}: the scales of {name} hold NaN or infinity; compress anew")
+    return model.to(place).eval()
 
 
 def is_compressed(folder: str | Path) -> bool:

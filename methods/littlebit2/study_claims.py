@@ -30,6 +30,8 @@ def claims(frames: Frames) -> list[Claim]:
         found += _small_claims(frames["small"])
     if "model" in frames:
         found += _model_claims(frames["model"])
+    if "rates" in frames:
+        found += _rate_claims(frames["rates"])
     return found
 
 
@@ -248,4 +250,30 @@ def _model_claims(model: pd.DataFrame) -> list[Claim]:
             Claim("model/embedding_share", "share of the file that embedding and head take",
                   (float(packed.embedding_share["joint_itq"]),))
         )  # fmt: skip
+    return found
+
+
+def _rate_claims(rates: pd.DataFrame) -> list[Claim]:
+    """Short runs of the whole model: the chosen learning rates, and the gap of each seed at these."""
+    chosen = rates[rates.chosen]
+    found = [
+        Claim(f"model/rate/{method}", f"learning rate chosen for {method}", (float(part.rate.iloc[0]),))
+        for method, part in chosen.groupby("method", sort=False)
+    ]
+    table = chosen.pivot_table(index="seed", columns="method", values="nats")
+    found += [
+        Claim(f"model/short/{method}", f"perplexity of {method} after a short run, by seed",
+              tuple(float(np.exp(v)) for v in table[method]))
+        for method in table
+    ]  # fmt: skip
+    if {"joint_itq", "svd"} <= set(table):
+        gap = tuple(float(v) for v in 1 - np.exp(table.joint_itq - table.svd))
+        found.append(
+            Claim(
+                "model/short/over_svd",
+                "perplexity saved by Joint-ITQ against SVD in short runs, each seed",
+                gap,
+                0.0,
+            )
+        )
     return found

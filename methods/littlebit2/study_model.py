@@ -1,8 +1,12 @@
-"""The study's part on a whole real model: compressed, distilled with its curve, packed, and set against its peers."""
+"""The study's part on a whole real model: compressed, distilled with its curve, packed, and set against its peers.
+
+Every start gets its own learning rate, chosen by short runs on text that is neither distilled on nor reported.
+"""
 
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,83 +32,135 @@ class ModelPlan:
 
     Args:
         bpp: nominal bits a weight.
-        steps, batch, rate, hidden_weight: of the distillation; its KL is the mean per token.
+        batch, hidden_weight, dtype: of the distillation (see `distill`); its KL is the mean per token.
         probes: scores on the way, the first and last included.
     """
 
     bpp: float = 0.55
-    steps: int = 60
     batch: int = 4
-    rate: float = 1e-3
     hidden_weight: float = 0.0
+    dtype: torch.dtype = torch.float32
     probes: int = 5
 
 
-def score(model: Any, heldout: Tensor) -> float:
-    """Held-out nats per token."""
-    return nats_per_token(model, heldout, 8)
-
-
-def distilled_rows(
-    load: Callable[[], Any],
-    tokens: Tensor,
-    heldout: Tensor,
-    plan: ModelPlan,
-    method: Init,
-    folder: Path,
-    *,
-    seed: int = 0,
-    n_jobs: int | None = None,
-    on_layer: OnLayer | None = None,
-    on_step: Callable[[int, int], None] | None = None,
-) -> list[Row]:
-    """Compress, distil and pack a model; the packed folder stays at `folder / method`.
+@dataclass(frozen=True)
+class Bench:
+    """What every student of a study shares.
 
     Args:
         load: gives the original model anew, float32.
-        tokens: distillation text [n, length]. heldout: judged on, of other documents.
-        folder: finished layers and the checkpoint of a killed run are kept and found here.
-
-    Returns:
-        rows method, step, nats, perplexity, then one with step -1: the packed model as loaded from disk, and its
-        sizes.
+        tokens: distillation text [n, length].
+        heldout: what is reported, of other documents. selecting: what chooses the learning rate, of others still.
+        folder: finished layers, checkpoints of killed runs and the packed models lie in it.
     """
-    config = LittleBitConfig(bpp=plan.bpp, init=method, seed=seed)
-    work = folder / f"{method}.parts"
-    student, report = compress_model(load(), config, n_jobs=n_jobs, on_layer=on_layer, cache=work / "layers")
+
+    load: Callable[[], Any]
+    tokens: Tensor
+    heldout: Tensor
+    selecting: Tensor
+    plan: ModelPlan
+    folder: Path
+
+    def score(self, model: Any, heldout: Tensor) -> float:
+        """Nats per token, in the plan's number format."""
+        kind = self.plan.dtype
+        with torch.autocast(heldout.device.type, kind, enabled=kind != torch.float32):
+            return nats_per_token(model, heldout, 8)
+
+    def parts(self, method: str) -> Path:
+        """What a killed run of a method goes on from."""
+        return self.folder / f"{method}.parts"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One student: where it starts, how fast and how long it learns."""
+
+    method: Init
+    rate: float
+    steps: int
+    seed: int = 0
+
+    @property
+    def name(self) -> str:
+        return f"{self.method}-{self.steps}-{self.rate:g}-{self.seed}"
+
+
+def distilled(
+    bench: Bench,
+    run: Run,
+    probes: int,
+    *,
+    n_jobs: int | None = None,
+    on_layer: OnLayer | None = None,
+    on_step: Callable[[int, int], None] | None = None,
+) -> tuple[Any, list[Row], list[Row]]:
+    """Compress and distil: the student, the report's row a layer, and a row (step, nats) a probe."""
+    plan, work = bench.plan, bench.parts(run.method)
+    config = LittleBitConfig(bpp=plan.bpp, init=run.method, seed=run.seed)
+    student, report = compress_model(
+        bench.load(), config, n_jobs=n_jobs, on_layer=on_layer, cache=work / f"layers-{run.seed}"
+    )
+    checkpoint = work / f"checkpoint-{run.name}"
     history = distill(
         student,
-        load().requires_grad_(False),
-        tokens,
-        steps=plan.steps,
+        bench.load().requires_grad_(False),
+        bench.tokens,
+        steps=run.steps,
         batch_size=plan.batch,
-        lr=plan.rate,
+        lr=run.rate,
         hidden_weight=plan.hidden_weight,
         reduction="token",
-        seed=seed,
-        checkpoint=work / "checkpoint",
+        seed=run.seed,
+        dtype=plan.dtype,
+        checkpoint=checkpoint,
         checkpoint_every=20,
-        probe=lambda model: score(model, heldout),
-        probe_every=max(1, plan.steps // (plan.probes - 1)),
+        probe=lambda model: bench.score(model, bench.heldout),
+        probe_every=max(1, run.steps // (probes - 1)),
         on_step=None if on_step is None else (lambda done, every, _: on_step(done, every)),
     )
-    rows = [
-        {
-            "method": method,
-            "step": int(row["step"]),
-            "nats": row["probe"],
-            "perplexity": math.exp(row["probe"]),
-        }
-        for row in history
-        if "probe" in row
-    ]
-    sizes = save_compressed(student, folder / method, config, dtype=torch.bfloat16)
-    nats = score(load_compressed(folder / method, dtype=torch.float32), heldout)
+    shutil.rmtree(checkpoint, ignore_errors=True)
+    return student, report, [{"step": int(r["step"]), "nats": r["probe"]} for r in history if "probe" in r]
+
+
+def short_row(bench: Bench, run: Run, **progress: Any) -> Row:
+    """A short distillation, of which only the end is kept: what chooses the learning rate, and what is reported."""
+    student, _, curve = distilled(bench, run, 2, **progress)
+    nats = curve[-1]["nats"]
+    return {
+        "method": run.method,
+        "seed": run.seed,
+        "rate": run.rate,
+        "steps": run.steps,
+        "selecting_nats": bench.score(student.eval(), bench.selecting),
+        "nats": nats,
+        "perplexity": math.exp(nats),
+    }
+
+
+def best_rate(rows: list[Row], method: str) -> float:
+    """The rate of the short run that did best on the selecting text."""
+    own = [row for row in rows if row["method"] == method]
+    return float(min(own, key=lambda row: row["selecting_nats"])["rate"])
+
+
+def packed_rows(bench: Bench, run: Run, **progress: Any) -> list[Row]:
+    """Compress, distil and pack a model; the packed folder stays at `folder / method`.
+
+    Returns:
+        rows method, rate, step, nats, perplexity, then one with step -1: the packed model as loaded from disk, in
+        float32, and its sizes.
+    """
+    student, report, curve = distilled(bench, run, bench.plan.probes, **progress)
+    common = {"method": run.method, "rate": run.rate}
+    rows = [common | row | {"perplexity": math.exp(row["nats"])} for row in curve]
+    folder = bench.folder / run.method
+    config = LittleBitConfig(bpp=bench.plan.bpp, init=run.method, seed=run.seed)
+    sizes = save_compressed(student, folder, config, dtype=torch.bfloat16)
+    nats = nats_per_token(load_compressed(folder, dtype=torch.float32), bench.heldout, 8)
     weights = sum(row["outputs"] * row["inputs"] for row in report)
     error = sum(row["error"] * row["outputs"] * row["inputs"] for row in report) / weights
-    rows.append(
-        {"method": method, "step": -1, "nats": nats, "perplexity": math.exp(nats), "error": error, **sizes}
-    )
+    rows.append(common | {"step": -1, "nats": nats, "perplexity": math.exp(nats), "error": error, **sizes})
     return rows
 
 
@@ -125,7 +181,7 @@ def peer_rows(load: Callable[[], Any], heldout: Tensor) -> list[Row]:
             weight.copy_(made.weight)
         parameters = sum(p.numel() for p in model.parameters())
         size = (16 * (parameters - weights) + bits) / 8
-        nats = score(model, heldout)
+        nats = nats_per_token(model, heldout, 8)
         rows.append(
             {"method": method, "step": -1, "nats": nats, "perplexity": math.exp(nats), "file_bytes": size}
             | {"stored_bpp": bits / weights, "whole_model_bits": 8 * size / parameters}

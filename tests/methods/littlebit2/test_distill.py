@@ -134,20 +134,107 @@ def test_a_killed_distillation_ends_with_the_same_weights(tmp_path: Path) -> Non
 def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
     distill(student(), tiny(), TOKENS, steps=2, lr=1e-3, checkpoint=tmp_path / "c")
     assert len(distill(student(), tiny(), TOKENS, steps=2, lr=1e-3, checkpoint=tmp_path / "c")) == 3
-    with pytest.raises(DataError, match="is of a run with other settings, text or layers"):
+    with pytest.raises(DataError, match="is of a run with other settings, text or models"):
         distill(student(), tiny(), TOKENS, steps=3, lr=1e-3, checkpoint=tmp_path / "c")
     with pytest.raises(DataError, match="is of a run with other"):
         distill(student(), tiny(), TOKENS.flip(0), steps=2, lr=1e-3, checkpoint=tmp_path / "c")
 
 
+def test_a_checkpoint_of_other_models_or_a_damaged_one_is_refused(tmp_path: Path) -> None:
+    """Shapes and settings are equal; only the numbers where the two students, or teachers, start differ."""
+    folder = tmp_path / "c"
+    distill(student(), tiny(), TOKENS, steps=2, lr=1e-3, checkpoint=str(folder))
+    for pupil, teacher in ((student(init="svd"), tiny()), (student(), tiny(seed=1))):
+        with pytest.raises(DataError, match="is of a run with other settings, text or models"):
+            distill(pupil, teacher, TOKENS, steps=2, lr=1e-3, checkpoint=folder)
+    for file in ("state.safetensors", "record.json"):
+        whole = (folder / file).read_bytes()
+        (folder / file).write_bytes(whole[:20])
+        with pytest.raises(DataError, match=r"is damaged .*; remove the folder"):
+            distill(student(), tiny(), TOKENS, steps=2, lr=1e-3, checkpoint=folder)
+        (folder / file).write_bytes(whole)
+
+
+def test_dropout_is_the_same_after_a_resume_and_leaves_the_callers_numbers(tmp_path: Path) -> None:
+    def run(folder: Path, cut: bool) -> dict[str, Any]:
+        pupil = compress_model(tiny("gpt2", resid_pdrop=0.3, embd_pdrop=0.3), CONFIG, n_jobs=1)[0]
+
+        def stop(done: int, *_: Any) -> None:
+            if cut and done == 3:
+                raise KeyboardInterrupt
+
+        torch.manual_seed(int(cut))
+        before = torch.get_rng_state()
+        try:
+            distill(
+                pupil, tiny("gpt2"), TOKENS, steps=5, batch_size=2, lr=1e-2, checkpoint=folder, checkpoint_every=2,
+                on_step=stop,
+            )  # fmt: skip
+        except KeyboardInterrupt:
+            return run(folder, False)
+        if not cut:
+            assert not torch.equal(before, torch.rand(1))
+        return dict(pupil.state_dict())
+
+    whole, resumed = run(tmp_path / "whole", False), run(tmp_path / "cut", True)
+    assert all(torch.equal(value, resumed[name]) for name, value in whole.items())
+
+
+def test_products_in_bfloat16_learn_as_well_and_keep_float32_latents() -> None:
+    ends = []
+    for dtype in (torch.float32, torch.bfloat16):
+        pupil = student()
+        history = distill(
+            pupil,
+            tiny(),
+            TOKENS,
+            steps=30,
+            batch_size=5,
+            lr=5e-3,
+            hidden_weight=0,
+            reduction="token",
+            dtype=dtype,
+        )
+        ends.append(history[-1]["loss"])
+        assert all(layer.latent_u.dtype == torch.float32 for _, layer in binary_layers(pupil))
+    assert ends[0] != ends[1]
+    assert ends[1] == pytest.approx(ends[0], rel=0.1)
+    assert ends[1] < 0.8 * history[1]["loss"]
+
+
 def test_what_cannot_work_is_refused() -> None:
     with pytest.raises(ConfigError, match="student: has no trainable binary layer"):
         distill(tiny(), tiny(), TOKENS, steps=1)
-    for wrong in ({"steps": 0}, {"lr": 0.0}, {"batch_size": 0}, {"warmup": 1.0}, {"hidden_weight": -1.0}):
-        with pytest.raises(ConfigError, match="steps and batch_size are at least 1"):
-            distill(student(), tiny(), TOKENS, **{"steps": 1, **wrong})  # type: ignore[arg-type]
-    with pytest.raises(DataError, match="give \\[sequences, length\\]"):
-        distill(student(), tiny(), TOKENS[0], steps=1)
+    pupil = student()
+    for field, wrong in (
+        ("steps", 0), ("steps", 1.5), ("batch_size", 0), ("lr", 0.0), ("lr", math.inf), ("warmup", 1.0),
+        ("hidden_weight", -1.0), ("hidden_weight", math.nan), ("clip", -1.0), ("seed", 1.5), ("checkpoint_every", 0),
+        ("probe_every", -1), ("reduction", "mean"), ("gradient", "ste"), ("trainable", "none"),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=f"^{field} {wrong!r}: (give|choose)") as error:
+            distill(pupil, tiny(), TOKENS, **{"steps": 1, field: wrong})  # type: ignore[arg-type]
+        assert "\n" not in str(error.value)
+    for tokens, line in (
+        (TOKENS[0], r"tokens \(12,\): give a tensor \[sequences, length\]"),
+        (TOKENS[:0], r"tokens \(0, 12\): give"),
+        (TOKENS.tolist(), "tokens list: give"),
+        (TOKENS.float(), "tokens of torch.float32: give ids"),
+        (TOKENS + 50, "tokens from 53 to 110: the model knows 0 to 60; use its own tokenizer"),
+        (-TOKENS, "the model knows 0 to 60"),
+    ):
+        with pytest.raises(DataError, match=line):
+            distill(pupil, tiny(), tokens, steps=1)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="teacher: shares weights with the student"):
+        distill(pupil, pupil, TOKENS, steps=1)
+    with pytest.raises(
+        ConfigError, match="teacher: its vocab_size is 77, the student's 61; give another teacher"
+    ):
+        distill(pupil, tiny(vocab_size=77), TOKENS, steps=1)
+    with pytest.raises(
+        ConfigError, match="its num_hidden_layers is 2, the student's 3; give hidden_weight 0"
+    ):
+        distill(pupil, tiny(num_hidden_layers=2), TOKENS, steps=1)
+    assert len(distill(pupil, tiny(num_hidden_layers=2), TOKENS, steps=1, hidden_weight=0)) == 2
     broken = student()
     with torch.no_grad():
         broken.get_input_embeddings().weight.fill_(math.inf)
@@ -165,5 +252,10 @@ def test_text_becomes_rows_of_tokens() -> None:
     rows = token_blocks(Letters(), ["abc", "de", "f"], 3)
     assert rows.tolist() == [[97, 98, 99], [0, 100, 101], [0, 102, 0]]
     assert token_blocks(Letters(), ["abc", "de", "f"], 3, limit=6).shape == (2, 3)
+    with pytest.raises(DataError, match="texts: is one string; give a list of documents"):
+        token_blocks(Letters(), "abc", 1)
+    for field in ("length", "limit"):
+        with pytest.raises(ConfigError, match=f"{field} 0: give a whole number of at least 1"):
+            token_blocks(Letters(), ["abc"], **{"length": 1, field: 0})
     with pytest.raises(DataError, match="the text has 4 tokens, less than one sequence of 9"):
         token_blocks(Letters(), ["abc"], 9)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from methods.common.errors import ConfigError, DataError
+from methods.common.errors import ConfigError, DataError, NumericalError
 from methods.littlebit2 import (
     BinaryFactors,
     LittleBitConfig,
@@ -326,18 +326,58 @@ def test_facts_about_a_spectrum() -> None:
 @pytest.mark.parametrize(
     ("settings_", "message"),
     [
-        ({"bpp": 0}, "bpp 0: give the bits a weight above 0"),
-        ({"bpp": float("nan")}, "bpp nan"),
+        ({"bpp": 0}, "bpp 0: give a number above 0"),
+        ({"bpp": float("nan")}, "bpp nan: give a number above 0"),
+        ({"bpp": float("inf")}, "bpp inf: give"),
+        ({"bpp": "0.5"}, "bpp '0.5': give"),
+        ({"bpp": True}, "bpp True: give"),
         ({"init": "itq"}, "init 'itq': choose one of joint_itq, random_rotation, svd, admm"),
-        ({"n_iter": -1}, "n_iter -1: give at least 0"),
-        ({"restarts": 0}, "restarts 0: give at least 1"),
-        ({"kv_factor": 0}, "kv_factor 0: give a factor above 0"),
+        ({"n_iter": -1}, "n_iter -1: give a whole number of at least 0"),
+        ({"n_iter": 2.5}, "n_iter 2.5: give a whole number"),
+        ({"restarts": 0}, "restarts 0: give a whole number of at least 1"),
+        ({"refit": 1.5}, "refit 1.5: give"),
+        ({"min_rank": "8"}, "min_rank '8': give"),
+        ({"multiple": 0}, "multiple 0: give"),
+        ({"kv_factor": 0}, "kv_factor 0: give a number above 0"),
+        ({"kv_factor": float("inf")}, "kv_factor inf: give"),
         ({"svd": "fast"}, "svd 'fast': choose one of auto, exact, randomized"),
+        ({"scales": None}, "scales None: choose one of dual_svid, latent_only"),
+        ({"residual": "yes"}, "residual 'yes': give True or False"),
+        ({"strict": 1}, "strict 1: give True or False"),
+        ({"seed": None}, "seed None: give a whole number"),
+        # The letters of a string are parts of almost every name.
+        ({"include": "q_proj"}, "include 'q_proj': give a tuple of parts of layer names"),
+        ({"exclude": (1,)}, r"exclude \(1,\): give a tuple"),
+        ({"exclude": ("",)}, r"exclude \('',\): give a tuple"),
     ],
 )
 def test_wrong_settings(settings_: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         LittleBitConfig(**settings_)  # type: ignore[arg-type]
+
+
+def test_wrong_arguments_of_the_parts() -> None:
+    x = torch.randn(6, 2, generator=numbers(0))
+    for wrong, line in (
+        ({"target": "rows"}, "target 'rows': choose one of unit, row_normalised"),
+        ({"polar": "qr"}, "polar 'qr': choose"),
+        ({"n_iter": -1}, "n_iter -1: give"),
+        ({"restarts": 0}, "restarts 0: give"),
+        ({"start": torch.eye(3)}, r"start of shape \(3, 3\): give \[2, 2\]"),
+    ):
+        with pytest.raises(ConfigError, match=line):
+            joint_itq(x, generator=numbers(0), **wrong)  # type: ignore[arg-type]
+    with pytest.raises(DataError, match=r"factors of shape \(6,\) are no matrix"):
+        joint_itq(x[:, 0], generator=numbers(0))
+    with pytest.raises(NumericalError, match="the factors hold NaN or infinity"):
+        joint_itq(x * math.nan, generator=numbers(0))
+    with pytest.raises(ConfigError, match="solver 'fast': choose"):
+        truncated_svd(x, 1, solver="fast")  # type: ignore[arg-type]
+    for field in ("outputs", "inputs", "min_rank", "multiple"):
+        with pytest.raises(ConfigError, match=f"{field} 0: give a whole number of at least 1"):
+            rank_for(**{"outputs": 9, "inputs": 9, "bpp": 1.0, field: 0})  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="bpp inf: give"):
+        rank_for(9, 9, math.inf)
 
 
 def test_wrong_weights_and_ranks() -> None:
@@ -347,8 +387,19 @@ def test_wrong_weights_and_ranks() -> None:
     with pytest.raises(DataError, match="is no matrix"):
         factorize(torch.ones(3), 1)
     for rank in (0, 5):
-        with pytest.raises(ConfigError, match=f"rank {rank}: a weight of shape"):
+        with pytest.raises(ConfigError, match=f"rank {rank}: a weight of 4x6 allows 1 to 4"):
             factorize(torch.ones(4, 6), rank)
+    with pytest.raises(ConfigError, match=r"rank 2\.5: give a whole number"):
+        factorize(torch.ones(4, 6), 2.5)  # type: ignore[arg-type]
+    for wrong, kind in ((torch.ones(4, 6).long(), "torch.int64"), (np.ones((4, 6)), "ndarray")):
+        with pytest.raises(DataError, match=f"a weight of {kind} holds no floating-point numbers"):
+            factorize(wrong, 1)  # type: ignore[arg-type]
+    weight = torch.randn(40, 24, generator=numbers(0))
+    for spectrum in (truncated_svd(weight, 4, solver="randomized"), truncated_svd(weight.T, 8)):
+        with pytest.raises(DataError, match=r"svd: is of .* the weight is 40x24 and the rank 8; leave it out"):
+            factorize(weight, 8, svd=spectrum)
+    with pytest.raises(ConfigError, match="'bbp' is no setting of LittleBitConfig"):
+        factorize(weight, bbp=0.4)
     with pytest.raises(ConfigError, match="not both"):
         factorize(torch.ones(4, 6), 1, LittleBitConfig(), bpp=1.0)
     with pytest.raises(ConfigError, match="'bits' is no setting"):

@@ -148,16 +148,16 @@ def test_factors_on_disk(tmp_path: Path) -> None:
         BinaryFactors.load(tmp_path / "f.safetensors")
 
 
-@pytest.mark.parametrize("scale", [1e-12, 1.0, 1e9])
-def test_scales_of_any_size_fit_half_precision(scale: float) -> None:
+@pytest.mark.parametrize("scale", [1e-12, 1e-4, 1.0, 1e9])
+def test_scales_fit_half_precision_or_are_refused(scale: float) -> None:
+    """A scale that would vanish is no less of a fault than one that overflows: the layer would be zero."""
     factors = factorize(scale * torch.randn(16, 24, generator=numbers(1)), 8, LittleBitConfig())
-    if scale == 1e9:
-        with pytest.raises(DataError, match="the scale l exceeds half precision"):
+    if scale in (1e-12, 1e9):
+        with pytest.raises(DataError, match=r"the scale l (exceeds|is too small for) half precision"):
             factors.packed()
         return
     again = BinaryFactors.unpacked(factors.packed())
-    if scale == 1.0:
-        assert (again.dense() - factors.dense()).norm() <= 2e-3 * factors.dense().norm()
+    assert (again.dense() - factors.dense()).norm() <= 2e-3 * factors.dense().norm()
     broken = BinaryFactors(**{**factors.__dict__, "h": factors.h * float("nan")})
     with pytest.raises(DataError, match="is not finite"):
         broken.packed()
@@ -198,3 +198,19 @@ def test_one_bit_layer_is_its_reconstruction() -> None:
     module = OneBitLinear(dense.weight, dense.bias)
     x = torch.randn(3, 12)
     torch.testing.assert_close(module(x), x @ one_bit(dense.weight.detach()).weight.T + dense.bias)
+
+
+def test_inputs_without_rows_or_without_fractions() -> None:
+    layer = LittleBitLinear.from_linear(torch.nn.Linear(24, 40))
+    for state in (layer, layer.pack()):
+        assert state(torch.ones(0, 24)).shape == (0, 40)
+        assert state(torch.ones(2, 0, 24)).shape == (2, 0, 40)
+        assert state(torch.ones(24)).shape == (40,)
+        with pytest.raises(DataError, match=r"inputs of torch.int64: give floating-point numbers"):
+            state(torch.ones(2, 24, dtype=torch.int64))  # scales cast to integers are all zero
+    with pytest.raises(ConfigError, match="rescale before packing"):
+        layer.rescale_latents()
+    with pytest.raises(ConfigError, match="rank 0: give a whole number of at least 1"):
+        LittleBitLinear(24, 40, 0)
+    with pytest.raises(ConfigError, match="gradient 'ste': choose one of smooth_sign, clipped"):
+        LittleBitLinear(24, 40, 8, gradient="ste")  # type: ignore[arg-type]

@@ -136,11 +136,46 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert load_compressed(tmp_path / "out").config.vocab_size > 0
     for wrong, line in (
         (["--out", str(tmp_path / "out"), "--text", str(text)], "holds files; name a new folder"),
-        (["--out", str(tmp_path / "new")], "needs --text with at least one file"),
+        (["--out", str(tmp_path / "new")], "distill-tokens 128: give it together with --text"),
         (["--out", str(tmp_path / "new"), "--model", str(tmp_path)], "holds no config.json"),
+        (["--out", str(text)], "holds files; name a new folder"),
     ):
         assert main([*options, *wrong]) == 2
         assert line in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("wrong", "line"),
+    [
+        (["--length", "0"], "length 0: give a whole number of at least 2"),
+        (["--length", "999"], "length 999: the model reads at most 256 tokens"),
+        (["--batch", "0"], "batch 0: give"),
+        (["--lr", "nan"], "lr nan: give a number above 0"),
+        (["--jobs", "-1"], "jobs -1: give"),
+        (["--distill-tokens", "-5"], "distill-tokens -5: give"),
+        (["--hidden-weight", "-1"], "hidden-weight -1.0: give"),
+        (["--text", "nowhere.txt"], "text nowhere.txt: is no readable UTF-8 file"),
+        (["--bpp", "-1"], "bpp -1.0: give a number above 0"),
+    ],
+)
+def test_the_command_line_refuses_before_the_model_is_loaded(
+    wrong: list[str],
+    line: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from methods.littlebit2 import __main__ as command
+
+    source = tiny_llama(tmp_path / "source")
+    text = tmp_path / "text.txt"
+    text.write_text(" ".join(sentences(40)))
+    monkeypatch.setattr(command, "_load", None)  # what would be called
+    options = ["--model", str(source), "--length", "16", "--distill-tokens", "128", "--text", str(text)]
+    assert command.main([*options, "--out", str(tmp_path / "new"), *wrong]) == 2
+    shown = capsys.readouterr().err.splitlines()
+    assert shown[-1].startswith("error: ")
+    assert line in shown[-1]
 
 
 def test_rows_say_what_was_done() -> None:
@@ -195,6 +230,20 @@ def test_a_cut_off_factorisation_goes_on_from_its_finished_layers(tmp_path: Path
     assert len(calls) == 21 - finished
 
 
+def test_finished_layers_of_other_settings_weights_or_a_damaged_file_are_made_anew(tmp_path: Path) -> None:
+    def ranks_and_errors(seed: int, config: LittleBitConfig, cache: Path | None) -> list[tuple[int, float]]:
+        _, rows = compress_model(tiny(seed=seed), config, n_jobs=1, cache=cache)
+        return [(row["rank"], row["error"]) for row in rows]
+
+    ranks_and_errors(0, CONFIG, tmp_path)
+    other = LittleBitConfig(bpp=CONFIG.bpp, init="svd")
+    assert ranks_and_errors(0, other, tmp_path) == ranks_and_errors(0, other, None)
+    assert ranks_and_errors(1, other, tmp_path) == ranks_and_errors(1, other, None)
+    for file in tmp_path.glob("*.safetensors"):
+        file.write_bytes(file.read_bytes()[:50])
+    assert ranks_and_errors(1, other, tmp_path) == ranks_and_errors(1, other, None)
+
+
 def test_which_layers_are_taken() -> None:
     names = [t.name for t in target_layers(tiny(), LittleBitConfig(include=("mlp",), exclude=("layers.1.",)))]
     assert names
@@ -223,6 +272,20 @@ def test_models_that_cannot_be_compressed() -> None:
         broken.model.layers[1].mlp.up_proj.weight[0, 0] = float("nan")
     with pytest.raises(DataError, match=r"model\.layers\.1\.mlp\.up_proj: the weight holds NaN"):
         compress_model(broken, CONFIG, n_jobs=2)
+    with pytest.raises(
+        DataError, match=r"the model is itself a linear layer; use LittleBitLinear.from_linear"
+    ):
+        compress_model(nn.Linear(4, 4))
+    for wrong, line in (
+        ({"n_jobs": 0}, "n_jobs 0: give"),
+        ({"gradient": "ste"}, "gradient 'ste': choose"),
+        ({"config": {"bpp": 0.5}}, "give a LittleBitConfig"),
+    ):
+        with pytest.raises(ConfigError, match=line):
+            compress_model(tiny(), **wrong)  # type: ignore[arg-type]
+    layer, _ = compress_model(nn.Sequential(nn.Linear(16, 16)), n_jobs=1)
+    with pytest.raises(DataError, match="Sequential is no model of transformers; keep single layers"):
+        save_compressed(layer, "nowhere")
     small = tiny()
     with pytest.raises(
         ConfigError, match=r"bpp 0\.1: model\.layers\.0\.self_attn\.q_proj \(16x16\) needs at least"
@@ -260,7 +323,24 @@ def test_folders_whose_parts_do_not_fit_are_refused_in_one_line(saved: Path, tmp
     refused("does not name the format littlebit2")
     edit_config(saved, quant_method="littlebit2")
     load_compressed(saved)
+
+    config = json.loads((saved / "config.json").read_text())
+    for field, value, line in (
+        # transformers would make up the fourth block's weights and go on
+        ("num_hidden_layers", 4, r"lacks the tensor model\.layers\.3\..*use an intact folder"),
+        ("intermediate_size", 64, "is packed as .*, which does not fit config.json's sizes"),
+        ("vocab_size", 99, "a tensor has another size than config.json gives"),
+    ):
+        (saved / "config.json").write_text(json.dumps(config | {field: value}))
+        refused(line)
+    (saved / "config.json").write_text(json.dumps(config))
     tensors = load_file(saved / "model.safetensors")
+    spoilt = {**tensors, f"{name}.l": tensors[f"{name}.l"] * float("nan")}
+    save_file(spoilt, saved / "model.safetensors", metadata={"format": "pt"})
+    refused(f"the scales of {name} hold NaN")
+    for wrong in ({"dtype": "foo"}, {"device": "foo"}):
+        with pytest.raises(ConfigError, match="'foo': give"):
+            load_compressed(saved, **wrong)
     save_file(
         {k: v for k, v in tensors.items() if k != f"{name}.l"}, saved / "model.safetensors", {"format": "pt"}
     )
@@ -273,6 +353,22 @@ def test_folders_whose_parts_do_not_fit_are_refused_in_one_line(saved: Path, tmp
     refused("is not a safetensors file or is cut short")
     with pytest.raises(DataError, match="does not name the format"):
         load_compressed(tmp_path / "nothing")
+
+
+def test_saving_again_leaves_no_shard_and_never_replaces_another_model(tmp_path: Path) -> None:
+    model, _ = compress_model(tiny(), CONFIG, n_jobs=1)
+    save_compressed(model, tmp_path / "m", CONFIG, max_shard_size="8KB")
+    assert len(list((tmp_path / "m").glob("*.safetensors"))) > 1
+    again = save_compressed(model, tmp_path / "m", CONFIG)
+    assert [p.name for p in (tmp_path / "m").glob("*.safetensors*")] == ["model.safetensors"]
+    assert again["file_bytes"] == (tmp_path / "m" / "model.safetensors").stat().st_size
+    tiny().save_pretrained(tmp_path / "original")
+    before = (tmp_path / "original/model.safetensors").read_bytes()
+    with pytest.raises(
+        DataError, match=r"holds weights of another model \(model.safetensors\); name a new folder"
+    ):
+        save_compressed(model, tmp_path / "original")
+    assert (tmp_path / "original/model.safetensors").read_bytes() == before
 
 
 def test_a_model_of_another_shape_is_refused_by_transformers_too(saved: Path) -> None:
