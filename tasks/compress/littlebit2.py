@@ -6,11 +6,14 @@ import json
 import shutil
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from methods.common.errors import DataError
 from tasks.compress.prune import progress_bar, text_documents
 from tasks.compress.recipes import LittleBitRecipe
+
+if TYPE_CHECKING:
+    from methods.littlebit2 import LittleBitConfig
 
 # What a killed attempt goes on from: finished layers and the training's checkpoint.
 PARTS = ".parts"
@@ -19,10 +22,43 @@ CHECKPOINT_EVERY = 50  # steps
 
 
 def check_layers(config: dict[str, Any], recipe: LittleBitRecipe) -> None:
-    """Refuse by config.json: a packed model. DataError names the remedy."""
+    """Refuse by config.json, before any weight is read: a packed model, and with `strict` a target out of reach.
+
+    Raises:
+        DataError, ConfigError: one line with the remedy.
+    """
     if config.get("quantization_config"):
         method = config["quantization_config"].get("quant_method", "unknown")
         raise DataError(f"the model is compressed already ({method}); give the original model")
+    if recipe.strict:
+        import torch
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        from methods.littlebit2.factorize import choose_rank
+        from methods.littlebit2.model import target_layers
+
+        known = AutoConfig.for_model(**config)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(known, trust_remote_code=False)
+        model.tie_weights()
+        settings = factorisation(recipe, 0)
+        for target in target_layers(model, settings):
+            choose_rank(*target.weight.shape, settings, target.name)
+
+
+def factorisation(recipe: LittleBitRecipe, seed: int) -> LittleBitConfig:
+    """The recipe's part that `methods.littlebit2` knows as its settings."""
+    from methods.littlebit2 import LittleBitConfig
+
+    return LittleBitConfig(
+        bpp=recipe.bpp,
+        residual=recipe.residual,
+        init=recipe.init,
+        n_iter=recipe.iterations,
+        kv_factor=recipe.kv_factor,
+        strict=recipe.strict,
+        seed=seed,
+    )
 
 
 def littlebit2_model(
@@ -35,30 +71,15 @@ def littlebit2_model(
     import torch
     from transformers import AutoTokenizer
 
-    from methods.littlebit2 import (
-        LittleBitConfig,
-        compress_model,
-        densify,
-        distill,
-        save_compressed,
-        token_blocks,
-    )
+    from methods.common.dtype import resolve_dtype
+    from methods.littlebit2 import compress_model, densify, distill, save_compressed, token_blocks
     from tasks.load_model import load_causal_lm
     from tasks.quiet import quiet_progress
 
     parts = out / PARTS
     parts.mkdir(parents=True, exist_ok=True)
     started = time.perf_counter()
-    config = LittleBitConfig(
-        bpp=recipe.bpp,
-        residual=recipe.residual,
-        init=recipe.init,
-        n_iter=recipe.iterations,
-        kv_factor=recipe.kv_factor,
-        strict=recipe.strict,
-        seed=seed,
-    )
-
+    config = factorisation(recipe, seed)
     student = load_causal_lm(model)
     stored = student.dtype
     student = student.float()
@@ -85,6 +106,7 @@ def littlebit2_model(
                 hidden_weight=recipe.hidden_weight,
                 reduction="token",
                 seed=seed,
+                dtype=resolve_dtype(recipe.distill_dtype),
                 checkpoint=parts / "checkpoint",
                 checkpoint_every=CHECKPOINT_EVERY,
                 on_step=lambda done, total, _: on_step(done, total),

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, S
 from pydantic import ConfigDict, Field, GetJsonSchemaHandler, model_validator
 
 from methods.common.errors import ConfigError
+from methods.common.reading_limit import longest_input
 from tasks.config import Config
 
 ENTRY_POINTS = "seedloom.compressors"
@@ -87,7 +88,7 @@ def calibration_suffix(recipe: Any) -> str:
 
 def check_calibration_length(config: dict[str, Any], length: int) -> None:
     """Refuse sequences that the model cannot read. Raises ConfigError."""
-    limit = config.get("max_position_embeddings") or config.get("n_positions")
+    limit = longest_input(config)
     if limit and length > limit:
         raise ConfigError(
             f"calibration_length {length}: the model reads at most {limit} tokens; set that or less"
@@ -200,6 +201,11 @@ class SparseGPTRecipe(CalibratedRecipe, PatternRecipe):
         description="Share of the mean second moment of the inputs added to each, against noise in the calibration",
     )
 
+    @property
+    def label(self) -> str:
+        usual = type(self).model_fields["damping"].default
+        return super().label + ("" if self.damping == usual else f"-damping{self.damping:g}")
+
 
 class DropRecipe(CompressionRecipe):
     """Whole sublayers go, those that change their input least: fewer weights, faster, a smaller cache; needs text."""
@@ -297,6 +303,10 @@ class LittleBitRecipe(CompressionRecipe):
     distill_rate: float = Field(
         default=2e-3, gt=0, le=1, description="Peak learning rate of the distillation (AdamW, cosine)"
     )
+    distill_dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        default="auto",
+        description="Number format of the matrix products in distillation; 'auto' takes bfloat16 where it is fast",
+    )
     hidden_weight: float = Field(
         default=0.0,
         ge=0,
@@ -323,18 +333,38 @@ class LittleBitRecipe(CompressionRecipe):
             parts.append(self.init.replace("_", "-"))
         if self.residual:
             parts.append("residual")
-        usual = type(self).model_fields["distill_tokens"].default
-        if self.distill_tokens != usual:
-            parts.append(f"{self.distill_tokens}tok" if self.distill_tokens else "undistilled")
+        parts += self._changed({"iterations": "{}it", "kv_factor": "kv{:g}"})
+        if self.distill_tokens:
+            shown = {
+                "distill_tokens": "{}tok",
+                "distill_length": "len{}",
+                "distill_batch": "batch{}",
+                "distill_rate": "lr{:g}",
+                "hidden_weight": "hidden{:g}",
+                "gradient": "{}",
+                "distill_dtype": "{}",
+            }
+            parts += self._changed(shown)
+        else:
+            parts.append("undistilled")
         if self.storage == "dense":
             parts.append("dense")
         return "-".join(parts)
+
+    def _changed(self, shown: dict[str, str]) -> list[str]:
+        """How a label names the fields that are not as usual."""
+        fields = type(self).model_fields
+        return [
+            text.format(getattr(self, name))
+            for name, text in shown.items()
+            if getattr(self, name) != fields[name].default
+        ]
 
     def check_model(self, config: dict[str, Any]) -> None:
         from tasks.compress.littlebit2 import check_layers
 
         check_layers(config, self)
-        limit = config.get("max_position_embeddings") or config.get("n_positions")
+        limit = longest_input(config)
         if self.distill_tokens and limit and self.distill_length > limit:
             raise ConfigError(
                 f"distill_length {self.distill_length}: the model reads at most {limit} tokens; set that or less"

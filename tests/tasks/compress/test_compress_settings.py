@@ -120,6 +120,8 @@ def test_labels_are_unique_and_tell_settings_apart() -> None:
         WandaRecipe(sparsity=0.25),
         MagnitudeRecipe(compare="row"),
         MagnitudeRecipe(pattern="4:8"),
+        SparseGPTRecipe(),
+        SparseGPTRecipe(damping=0.1),
     ]
     assert len({recipe.label for recipe in variants}) == len(variants)
     assert all("/" not in recipe.label and ":" not in recipe.label for recipe in variants)

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import string
 import subprocess
 import sys
 from pathlib import Path
@@ -159,13 +160,13 @@ def test_what_cannot_be_compressed_is_refused_in_one_line(
         check_compression((PLAIN,), packed)
     with pytest.raises(DataError, match=r"packed \(littlebit2\)"):
         check_model_folder(packed, "causal-lm")  # training and merging take no packed model
-    with pytest.raises(DataError, match="recipe littlebit2-2bit-2048tok needs calibration text"):
+    with pytest.raises(DataError, match=r"recipe littlebit2-2bit-2048tok-len16-lr0\.005 needs calibration text"):
         compress_model(tmp_path / "a", recipe=TAUGHT, model=tiny_model)
     with pytest.raises(ConfigError, match="distill_length 128: the model reads at most 64 tokens"):
         compress_model(tmp_path / "b", recipe=LittleBitRecipe(), model=tiny_model, calibration=tiny_text)
     strict = PLAIN.model_copy(update={"bpp": 0.1, "strict": True})
     with pytest.raises(ConfigError, match=r"bpp 0\.1: model\.layers\.0\.self_attn\.q_proj .* needs at least"):
-        compress_model(tmp_path / "c", recipe=strict, model=tiny_model)
+        check_compression((strict,), tiny_model.path)
 
 
 def test_damaged_folders_are_refused_by_evaluate(packed: Path, tmp_path: Path) -> None:
@@ -201,6 +202,18 @@ def test_labels_and_settings() -> None:
     assert LittleBitRecipe(init="random_rotation", residual=True, distill_tokens=0).label == (
         "littlebit2-0.55bit-random-rotation-residual-undistilled"
     )
+    changed = {
+        "bpp": 0.3, "init": "svd", "residual": True, "iterations": 5, "kv_factor": 2.0, "distill_tokens": 9,
+        "distill_length": 64, "distill_batch": 2, "distill_rate": 1e-5, "hidden_weight": 0.5, "gradient": "clipped",
+        "distill_dtype": "float32", "storage": "dense",
+    }  # fmt: skip
+    assert (
+        changed.keys() | {"kind", "strict"} == LittleBitRecipe.model_fields.keys()
+    )  # strict changes no model
+    labels = {LittleBitRecipe.model_validate({field: value}).label for field, value in changed.items()}
+    assert len(labels | {LittleBitRecipe().label}) == len(changed) + 1
+    assert all(set(label) <= set(string.ascii_letters + string.digits + "-._") for label in labels)
+    assert LittleBitRecipe(distill_tokens=0, distill_rate=1e-5).label == "littlebit2-0.55bit-undistilled"
     assert LittleBitRecipe().uses_calibration
     assert not PLAIN.uses_calibration
     settings = CompressSettings.model_validate({"recipes": [{"kind": "littlebit2", "bpp": 0.3}]})
