@@ -2,9 +2,9 @@
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
-from tasks.config import Config
+from tasks.config import Config, Seeds
 from tasks.prepare.config import ModelSettings, TextSettings
 
 
@@ -26,7 +26,7 @@ class WeightsStudy(Config):
 class SmallStudy(Config):
     """Small models trained here, compressed by every initialisation, distilled alike."""
 
-    seeds: tuple[int, ...] = Field(
+    seeds: Seeds = Field(
         default=(0, 1, 2),
         min_length=3,
         description="Independent teachers and distillations; the full profile has at least five",
@@ -55,7 +55,21 @@ class ModelStudy(Config):
     tokens: int = Field(
         default=20_480, ge=1, description="Tokens of distillation text that each student reads"
     )
-    rate: float = Field(default=2e-3, gt=0, le=1, description="Peak learning rate")
+    rates: tuple[float, ...] = Field(
+        default=(1e-3, 2e-3, 4e-3),
+        min_length=1,
+        description="Peak learning rates; of several, each start takes the one that does best in a short run, judged "
+        "on held-out text that is not reported",
+    )
+    short_tokens: int = Field(
+        default=8_192,
+        ge=1,
+        description="Tokens of the short runs that choose the learning rate and of the repeats",
+    )
+    repeats: tuple[int, ...] = Field(
+        default=(),
+        description="Further seeds of rotation and order of the text, in short runs: the spread. None leaves them out",
+    )
     length: int = Field(default=128, ge=8, le=32_768, description="Tokens of a sequence")
     batch: int = Field(default=4, ge=1, le=4_096, description="Sequences of a step")
     hidden_weight: float = Field(
@@ -63,7 +77,31 @@ class ModelStudy(Config):
         ge=0,
         description="Weight of the hidden states' error; models with a few huge activations need a small one",
     )
-    scored_tokens: int = Field(default=2_048, ge=128, description="Held-out tokens that are scored")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        default="auto",
+        description="Number format of the matrix products in distillation; 'auto' takes bfloat16 where it is fast",
+    )
+    scored_tokens: int = Field(
+        default=2_048,
+        ge=128,
+        description="Held-out tokens that are scored; as many others choose the learning rate",
+    )
+
+    @field_validator("rates")
+    @classmethod
+    def _rates_in_range(cls, rates: tuple[float, ...]) -> tuple[float, ...]:
+        if any(not 0 < rate <= 1 for rate in rates) or len(set(rates)) < len(rates):
+            raise ValueError(
+                "learning rates are above 0, at most 1, and differ; such as [0.001, 0.002, 0.004]"
+            )
+        return rates
+
+    @field_validator("methods", "repeats")
+    @classmethod
+    def _differ(cls, values: tuple[object, ...]) -> tuple[object, ...]:
+        if len(set(values)) < len(values):
+            raise ValueError(f"{', '.join(map(str, values))}: give each only once")
+        return values
 
 
 class LittleBit2ModelStudy(Config):

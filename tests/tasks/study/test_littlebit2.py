@@ -48,7 +48,9 @@ def frames(
     own = SmallStudy(base_steps=1, distill_steps=1, processes=1)
     patch.setattr(study, "SMALL_SIZES", {"hidden": 64, "feed_forward": 64, "layers": 1, "eval_bytes": 512})
     study.measure_small(folders["small"], settings=own, text=text)
-    plan = ModelStudy(tokens=96, length=16, batch=2, scored_tokens=128)
+    plan = ModelStudy(
+        tokens=96, short_tokens=32, rates=(1e-3, 1e-2), repeats=(5,), length=16, batch=2, scored_tokens=128
+    )
     summary = whole.measure_model(folders["model"], settings=plan, model=model, text=text)
     assert summary["facts"]["read_tokens"] == 96
     patch.undo()
@@ -56,7 +58,7 @@ def frames(
 
 
 def test_the_frames_hold_every_method_and_no_time(frames: dict[str, pd.DataFrame]) -> None:
-    assert set(frames) == {"layers", "synthetic", "iterations", "small", "model"}
+    assert set(frames) == {"layers", "synthetic", "iterations", "small", "model", "rates"}
     assert all("seconds" not in frame for frame in frames.values())
     layers = frames["layers"]
     assert layers.layer.nunique() == 21
