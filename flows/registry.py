@@ -62,6 +62,12 @@ FLOWS: tuple[FlowEntry, ...] = (
         "train a base model from scratch on your text, the norm placement a setting",
     ),
     FlowEntry(
+        "adapt",
+        "flows.adapt",
+        "flows.adapt_config:AdaptConfig",
+        "train a model on longer text so that it answers wherever the evidence stands",
+    ),
+    FlowEntry(
         "finetune",
         "flows.finetune",
         f"{STEPS}:FinetuneConfig",
@@ -81,6 +87,12 @@ FLOWS: tuple[FlowEntry, ...] = (
         "flows.evaluate",
         f"{STEPS}:EvaluateConfig",
         "score models on task sets, text, size and speed, and compare them",
+    ),
+    FlowEntry(
+        "cluster",
+        "flows.cluster",
+        "flows.cluster_config:ClusterConfig",
+        "cluster a table, embeddings or images, with bounds on the clusters' sizes",
     ),
     FlowEntry(
         "merge_early_stop",
@@ -123,6 +135,13 @@ FLOWS: tuple[FlowEntry, ...] = (
         "flows.studies.span_norm_config:SpanNormConfig",
         "where the norms stand in a deep Transformer: the paper's claims against its baselines",
         paper="span_norm",
+    ),
+    FlowEntry(
+        "approx_coresets",
+        "flows.studies.approx_coresets",
+        "flows.studies.approx_coresets_config:ApproxCoresetsConfig",
+        "cluster a sample and keep the guarantee: the paper's claims against its baselines",
+        paper="approx_coresets",
     ),
 )
 

@@ -12,6 +12,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from methods.common.clustering_scores import overshoot
 from methods.common.errors import ConfigError, DataError
 from methods.sc_fagc.anchors import choose_anchors
 from methods.sc_fagc.bounds import SizeBounds
@@ -24,7 +25,6 @@ from methods.sc_fagc.transmission import bounded_labels
 FIRST_STEPS = 5
 ANNEAL_STEPS = 20
 SAME = 1e-7
-AUTO_SHARE = 0.5
 OVERSHOOT = 0.2
 
 
@@ -48,7 +48,8 @@ class SCFAGC(ClusterMixin, BaseEstimator):
             share. Which cluster gets which number is arbitrary: the largest bounds go to the largest clusters found
             at the start.
         size_unit: `samples`, `anchors`, or `share` (multiples of an equal share).
-        eps: weight of the entropy; `auto` is half of the critical value above which labels would be noise.
+        eps: weight of the entropy; `auto` is `eps_share` of the critical value above which labels would be noise.
+        eps_share: in (0, 1), see `eps`.
         objective: `sum` or `ratio`, see `methods.sc_fagc.irw`.
         anneal: multiples of the critical eps at which each start is first relaxed, largest first; those not above `eps`
             are left out, and () goes straight to `eps`. Near the critical value the landscape is smoother, and a start
@@ -96,6 +97,7 @@ class SCFAGC(ClusterMixin, BaseEstimator):
         size_max: Any = None,
         size_unit: str = "samples",
         eps: Any = "auto",
+        eps_share: float = 0.5,
         objective: str = "sum",
         anneal: tuple[float, ...] = (0.8,),
         init: Any = "spectral",
@@ -117,6 +119,7 @@ class SCFAGC(ClusterMixin, BaseEstimator):
         self.size_max = size_max
         self.size_unit = size_unit
         self.eps = eps
+        self.eps_share = eps_share
         self.objective = objective
         self.anneal = anneal
         self.init = init
@@ -163,11 +166,7 @@ class SCFAGC(ClusterMixin, BaseEstimator):
         else:
             self.labels_ = self._transmit(graph)
         self.data_sizes_ = np.bincount(self.labels_, minlength=c)
-        missed = np.maximum(
-            (sizes.lower - self.data_sizes_) / np.maximum(sizes.lower, 1),
-            (self.data_sizes_ - sizes.upper) / np.maximum(sizes.upper, 1),
-        )
-        self.overshoot_ = float(max(missed.max(), 0.0))
+        self.overshoot_ = overshoot(self.data_sizes_, sizes.lower, sizes.upper)
         self._warn()
         return self
 
@@ -217,6 +216,8 @@ class SCFAGC(ClusterMixin, BaseEstimator):
             isinstance(self.eps, int | float | np.number) and 0 < float(self.eps) < np.inf
         ):
             raise ConfigError(f"eps={self.eps!r}: give 'auto' or a number above 0")
+        if not 0 < self.eps_share < 1:
+            raise ConfigError(f"eps_share={self.eps_share!r}: give a number between 0 and 1")
         if n < self.n_clusters:
             raise DataError(f"X has n_samples={n}, fewer than n_clusters={self.n_clusters}; lower n_clusters")
 
@@ -290,7 +291,7 @@ class SCFAGC(ClusterMixin, BaseEstimator):
             return Weighted(alone, (objective_value(self.affinity_, alone, 0.0),), (), True)
         values, vectors = top_eigenvectors(self.affinity_, min(max(c, 2), m))
         self.eps_critical_ = critical_eps(float(values[1]), c)
-        self.eps_ = AUTO_SHARE * self.eps_critical_ if self.eps == "auto" else float(self.eps)
+        self.eps_ = self.eps_share * self.eps_critical_ if self.eps == "auto" else float(self.eps)
         given: dict[str, Any] = {
             "eps": self.eps_,
             "objective": self.objective,

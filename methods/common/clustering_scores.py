@@ -36,14 +36,22 @@ def clustering_scores(truth: Any, labels: Any) -> dict[str, float]:
     }
 
 
+def overshoot(sizes: Any, lower: Any, upper: Any) -> float:
+    """The largest share by which a size misses its bounds, relative to the bound; 0 when none does."""
+    low, high = np.asarray(lower, dtype=np.float64), np.asarray(upper, dtype=np.float64)
+    below = (low - sizes) / np.maximum(low, 1)
+    above = np.where(
+        np.isfinite(high), (sizes - np.where(np.isfinite(high), high, 0)) / np.maximum(high, 1), 0
+    )
+    return float(max(below.max(), above.max(), 0.0))
+
+
 def size_facts(labels: Any, clusters: int, lower: Any, upper: Any) -> dict[str, float]:
-    """Smallest and largest cluster, their ratio, and the largest share by which one misses its bounds (in samples)."""
+    """Smallest and largest cluster, their ratio, and by how much one misses its bounds (in samples)."""
     sizes = np.bincount(np.asarray(labels), minlength=clusters)
-    low, high = np.broadcast_to(lower, clusters), np.broadcast_to(upper, clusters)
-    missed = np.maximum((low - sizes) / np.maximum(low, 1), (sizes - high) / np.maximum(high, 1))
     return {
         "smallest": int(sizes.min()),
         "largest": int(sizes.max()),
         "size_ratio": float(sizes.max() / max(sizes.min(), 1)),
-        "overshoot": float(max(missed.max(), 0.0)),
+        "overshoot": overshoot(sizes, lower, upper),
     }

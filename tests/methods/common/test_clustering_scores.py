@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from methods.sc_fagc import clustering_scores
-from methods.sc_fagc.scores import size_facts
+from methods.common.clustering_scores import clustering_scores, size_facts
 
 
 def test_by_hand() -> None:
@@ -33,3 +32,7 @@ def test_sizes() -> None:
     facts = size_facts(labels, 4, 5, 25)
     assert facts == {"smallest": 0, "largest": 30, "size_ratio": 30.0, "overshoot": 1.0}
     assert size_facts(labels, 3, [10, 20, 20], [10, 20, 40])["overshoot"] == 0
+
+
+def test_no_bound_is_never_missed() -> None:
+    assert size_facts([0, 0, 1], 2, 0, np.inf)["overshoot"] == 0

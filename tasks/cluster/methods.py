@@ -1,0 +1,155 @@
+"""Clustering methods: what a user chooses, and the registry that leads from a choice to the work.
+
+A method is a settings model with a `kind` of its own and the place of its clusterer. A paper of this project adds its
+method to `BUILT_IN`. Imports nothing heavy: the clusterer is imported when it is used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, Self
+
+from pydantic import Field, model_validator
+
+from tasks.config import Config
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+class Clusterer(Protocol):
+    """The work behind a method: label every sample."""
+
+    def __call__(
+        self, out: Path, *, method: Any, features: np.ndarray, seed: int
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """Label the samples.
+
+        Args:
+            out: an empty folder, for what the method has to show beside labels (anchors, centres, a coreset).
+            method: the settings, of the class that names this clusterer.
+            features: `[n, d]`, float32, finite; a memory map.
+            seed: of every random choice; the same inputs give the same labels.
+
+        Returns:
+            labels `[n]` from 0 to c - 1, and facts: JSON values, no times, no paths.
+
+        Raises:
+            ConfigError, DataError: what does not fit, in one line.
+        """
+
+
+class ClusterMethod(Config):
+    """Base of all methods. A subclass sets `kind` (a Literal with that default) and `clusterer`."""
+
+    clusterer: ClassVar[str]
+
+    kind: str
+    n_clusters: int
+
+    @property
+    def label(self) -> str:
+        """A short name, unique among different settings as far as people compare them; safe in file names."""
+        return f"{self.kind}-{self.n_clusters}"
+
+    def bounds(self, samples: int) -> tuple[float, float]:
+        """Least and most samples of a cluster; 0 and infinity for a method without bounds."""
+        return 0.0, float("inf")
+
+
+CLUSTERS: Any = Field(default=10, ge=1, le=1_000_000, description="Number of clusters")
+SIZE_MIN: Any = Field(
+    default=0.8,
+    ge=0,
+    le=1,
+    description="Least size of a cluster, as a multiple of an equal share of the samples",
+)
+SIZE_MAX: Any = Field(
+    default=1.2, ge=1, le=1_000_000, description="Largest size of a cluster, as a multiple of an equal share"
+)
+
+
+class _Bounded(ClusterMethod):
+    n_clusters: int = CLUSTERS
+    size_min: float = SIZE_MIN
+    size_max: float = SIZE_MAX
+
+    @property
+    def label(self) -> str:
+        return f"{self.kind}-{self.n_clusters}-{self.size_min:g}-{self.size_max:g}"
+
+    def bounds(self, samples: int) -> tuple[float, float]:
+        share = samples / self.n_clusters
+        return self.size_min * share, self.size_max * share
+
+
+class ScFagc(_Bounded):
+    """SC-FAGC: through a graph of anchors, in time linear in the samples, with bounds on every cluster's size."""
+
+    clusterer: ClassVar[str] = "tasks.cluster.sc_fagc:cluster"
+
+    kind: Literal["sc_fagc"] = Field(
+        default="sc_fagc", description="SC-FAGC: a graph of anchors, sizes between bounds"
+    )
+    hold: Literal["anchors", "samples"] = Field(
+        default="samples",
+        description="Whether the bounds hold exactly for the samples, or, as in the paper, for the anchors, with the "
+        "samples close to them",
+    )
+    n_anchors: int = Field(
+        default=0,
+        ge=0,
+        le=65_536,
+        description="Anchors, a power of two; 0 takes about 20 a cluster, at least 128",
+    )
+    n_neighbors: int = Field(default=5, ge=1, le=1_000, description="Anchors that a sample is tied to")
+    entropy: float = Field(
+        default=0.5,
+        gt=0,
+        lt=1,
+        description="Weight of the entropy, as a share of the critical value above which clusters dissolve",
+    )
+    n_init: int = Field(default=10, ge=1, le=10_000, description="Starts, of which the best is taken")
+
+    @model_validator(mode="after")
+    def _power(self) -> Self:
+        if self.n_anchors & (self.n_anchors - 1):
+            raise ValueError(
+                f"n_anchors {self.n_anchors} is no power of two; give {1 << self.n_anchors.bit_length()} or 0"
+            )
+        return self
+
+
+class KMeansPeer(ClusterMethod):
+    """scikit-learn's k-means, for comparison: no bounds."""
+
+    clusterer: ClassVar[str] = "tasks.cluster.peers:k_means"
+
+    kind: Literal["k_means"] = Field(default="k_means", description="scikit-learn's k-means, without bounds")
+    n_clusters: int = CLUSTERS
+    batch_size: int = Field(
+        default=0, ge=0, le=10_000_000, description="Above 0: MiniBatchKMeans with batches of this size"
+    )
+
+
+class KMeansConstrainedPeer(_Bounded):
+    """k-means-constrained, for comparison: exact bounds by minimum-cost flow, slow on many samples."""
+
+    clusterer: ClassVar[str] = "tasks.cluster.peers:k_means_constrained"
+
+    kind: Literal["k_means_constrained"] = Field(
+        default="k_means_constrained", description="k-means with sizes between bounds, by minimum-cost flow"
+    )
+    restarts: int = Field(default=3, ge=1, le=10_000, description="Starts, of which the best is taken")
+
+
+BUILT_IN = (ScFagc, KMeansPeer, KMeansConstrainedPeer)
+Method = Annotated[ScFagc | KMeansPeer | KMeansConstrainedPeer, Field(discriminator="kind")]
+
+
+def clusterer_of(method: ClusterMethod) -> Clusterer:
+    """The function behind a method."""
+    module, _, name = method.clusterer.partition(":")
+    found: Clusterer = getattr(import_module(module), name)
+    return found
