@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from flows.archive_commands import archive_app
 from flows.interrupts import notice
 from methods.common.errors import ConfigError, DataError, NumericalError
 
@@ -18,6 +19,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
+
+app.add_typer(archive_app)
 
 USAGE_ERROR = 2
 INTERRUPTED = 130
@@ -211,6 +214,18 @@ def fetch_data(
 
         record = fetch(name, output)
         typer.echo(f"{name}: {record['source']} ({record['licence']}) in {output}")
+
+
+@app.command("code")
+def code_of_studies(
+    output: Annotated[Path, typer.Argument(help="Folder to write: FLOW.json for the flow of each paper.")],
+) -> None:
+    """Record which source files each study uses, so that DVC repeats a study when its own code changed."""
+    with one_line_errors():
+        from flows.study_code import write_records
+
+        names = write_records(output, Path())
+        typer.echo(f"{output}: {len(names)} records")
 
 
 if __name__ == "__main__":
