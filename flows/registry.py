@@ -95,6 +95,12 @@ FLOWS: tuple[FlowEntry, ...] = (
         "cluster a table, embeddings or images, with bounds on the clusters' sizes",
     ),
     FlowEntry(
+        "archive",
+        "flows.archive",
+        "flows.archive_config:ArchiveConfig",
+        "compress files with a language model, read back by a second computation before anything is dropped",
+    ),
+    FlowEntry(
         "merge_early_stop",
         "flows.studies.merge_early_stop",
         "flows.studies.merge_early_stop_config:MergeEarlyStopConfig",
@@ -135,6 +141,13 @@ FLOWS: tuple[FlowEntry, ...] = (
         "flows.studies.span_norm_config:SpanNormConfig",
         "where the norms stand in a deep Transformer: the paper's claims against its baselines",
         paper="span_norm",
+    ),
+    FlowEntry(
+        "sc_fagc",
+        "flows.studies.sc_fagc",
+        "flows.studies.sc_fagc_config:ScFagcConfig",
+        "clusters whose sizes keep within bounds: the paper's claims beside other clusterings",
+        paper="sc_fagc",
     ),
     FlowEntry(
         "approx_coresets",

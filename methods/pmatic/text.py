@@ -6,6 +6,7 @@ UTF-8) is stored instead; nothing is ever changed.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,7 +22,7 @@ from methods.pmatic.codec import (
     decode_chunks,
     open_archive,
 )
-from methods.pmatic.container import MOST_TOKENS, STORED, Archive, Chunk
+from methods.pmatic.container import MOST_CONTENT, MOST_TOKENS, STORED, Archive, Chunk
 from methods.pmatic.errors import FormatError, MismatchError
 from methods.pmatic.predictor import Predictor
 
@@ -41,6 +42,35 @@ def as_predictor(model: Any, tokenizer: Any = None) -> Predictor:
 
         return HFCausalLM(model, tokenizer)
     raise ConfigError(f"model: a {type(model).__name__} is neither a Predictor nor a transformers model")
+
+
+# A run of text inside of bytes that are no text as a whole: columns of tables, logs with binary parts.
+_RUN = re.compile(
+    rb"(?:[\t\n\r\x20-\x7e]|[\xc2-\xdf][\x80-\xbf]|[\xe0-\xef][\x80-\xbf]{2}|[\xf0-\xf4][\x80-\xbf]{3}){64,}"
+)
+
+
+def runs(data: bytes) -> Iterator[tuple[bytes, bool]]:
+    """Consecutive parts, and whether each is text: all of it, or its long runs of UTF-8 without control characters."""
+    if b"\0" not in data and _is_utf8(data):
+        yield data, True
+        return
+    at = 0
+    for found in _RUN.finditer(data):
+        if found.start() > at:
+            yield data[at : found.start()], False
+        yield found.group(), True
+        at = found.end()
+    if at < len(data):
+        yield data[at:], False
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def segments(data: bytes, size: int, exact: bool) -> Iterator[bytes]:
@@ -124,8 +154,8 @@ def compress_text(
         )
     codec.check(predictor)
     chunks = []
-    for part in _parts(data, tokenizer, codec):
-        ids = tokenise(part, tokenizer)
+    for part, is_text in _parts(data, tokenizer, codec):
+        ids = tokenise(part, tokenizer) if is_text else None
         if ids is None:
             chunks.append(Chunk.stored(part))
         else:
@@ -135,9 +165,14 @@ def compress_text(
     ).pack()
 
 
-def _parts(data: bytes, tokenizer: Any, codec: PMATICCodec) -> Iterator[bytes]:
-    exact = tokenizer is None
-    return segments(data, codec.chunk_tokens * (1 if exact else CHARACTERS), exact)
+def _parts(data: bytes, tokenizer: Any, codec: PMATICCodec) -> Iterator[tuple[bytes, bool]]:
+    """The content of each chunk, and whether it is text."""
+    if tokenizer is None:
+        yield from ((part, True) for part in segments(data, codec.chunk_tokens, exact=True))
+        return
+    for run, is_text in runs(data):
+        size = codec.chunk_tokens * CHARACTERS if is_text else MOST_CONTENT
+        yield from ((part, is_text) for part in segments(run, size, exact=not is_text))
 
 
 def calibrate_on_text(
@@ -149,7 +184,8 @@ def calibrate_on_text(
 ) -> PMATICCodec:
     """Calibrate a codec on a text, cut as `compress_text` cuts."""
     data = calibration.encode("utf-8", "surrogatepass") if isinstance(calibration, str) else calibration
-    texts = [ids for part in _parts(data, tokenizer, codec) if (ids := tokenise(part, tokenizer)) is not None]
+    parts = (part for part, is_text in _parts(data, tokenizer, codec) if is_text)
+    texts = [ids for part in parts if (ids := tokenise(part, tokenizer)) is not None]
     return codec.calibrate(predictor, texts, reference)
 
 
