@@ -121,6 +121,43 @@ class ScFagc(_Bounded):
         return self
 
 
+class Coreset(ClusterMethod):
+    """A solver on a small weighted part of the samples: k-means or k-median of far more rows than a solver takes."""
+
+    clusterer: ClassVar[str] = "tasks.cluster.approx_coresets:cluster"
+
+    kind: Literal["coreset"] = Field(
+        default="coreset",
+        description="k-means or k-median on a coreset, for very many samples; without bounds",
+    )
+    n_clusters: int = CLUSTERS
+    points: int = Field(
+        default=0,
+        ge=0,
+        le=100_000_000,
+        description="Samples that the coreset draws; 0 takes the larger of 10 a cluster and 3 a cluster over eps",
+    )
+    eps: float = Field(
+        default=0.05, gt=0, lt=1, description="How much worse the result may be; sets the coreset's size"
+    )
+    power: Literal[1, 2] = Field(
+        default=2, description="2: squared distances (k-means); 1: distances (k-median, robust to outliers)"
+    )
+    polish: int = Field(
+        default=0,
+        ge=0,
+        le=1_000,
+        description="Further steps on all samples; 0 keeps the coreset's own solution",
+    )
+
+    @property
+    def label(self) -> str:
+        size = str(self.points) if self.points else f"eps{self.eps:g}"
+        power = "-median" if self.power == 1 else ""
+        polish = f"-polish{self.polish}" if self.polish else ""
+        return f"{self.kind}{power}-{self.n_clusters}-{size}{polish}"
+
+
 class KMeansPeer(ClusterMethod):
     """scikit-learn's k-means, for comparison: no bounds."""
 
@@ -144,8 +181,8 @@ class KMeansConstrainedPeer(_Bounded):
     restarts: int = Field(default=3, ge=1, le=10_000, description="Starts, of which the best is taken")
 
 
-BUILT_IN = (ScFagc, KMeansPeer, KMeansConstrainedPeer)
-Method = Annotated[ScFagc | KMeansPeer | KMeansConstrainedPeer, Field(discriminator="kind")]
+BUILT_IN = (ScFagc, Coreset, KMeansPeer, KMeansConstrainedPeer)
+Method = Annotated[ScFagc | Coreset | KMeansPeer | KMeansConstrainedPeer, Field(discriminator="kind")]
 
 
 def clusterer_of(method: ClusterMethod) -> Clusterer:
