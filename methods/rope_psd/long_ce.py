@@ -41,16 +41,18 @@ def long_ce_weights(
         input_ids, labels: (rows, length).
         full: (rows, length) losses with all of the context, from `token_losses`.
         context: K, tokens of the short context.
-        stride: tokens by which the short window moves; at most K.
+        stride: tokens by which the short window moves; fewer than K.
 
     Returns:
         (rows, length); 1 for tokens that have fewer than K tokens before them.
 
     Raises:
-        ConfigError: stride outside 1 .. K.
+        ConfigError: stride outside 1 .. K - 1.
     """
-    if not 1 <= stride <= context:
-        raise ConfigError(f"long_ce_stride={stride}: give 1 to long_ce_context={context}")
+    if not 1 <= stride < context:
+        raise ConfigError(
+            f"long_ce_stride={stride}: give at least 1, and fewer than long_ce_context={context}"
+        )
     weights = torch.ones_like(full)
     head = head_of(model)
     for start in range(stride, input_ids.shape[1] - context + stride, stride):

@@ -128,8 +128,10 @@ class RopePSDLoss:
             raise ConfigError(
                 "clm_view='perturbed': has one view alone; set kl_weight=0 and loss_variant='clm'"
             )
-        if not 1 <= long_ce_stride <= long_ce_context:
-            raise ConfigError(f"long_ce_stride={long_ce_stride}: give 1 to long_ce_context={long_ce_context}")
+        if not 1 <= long_ce_stride < long_ce_context:
+            raise ConfigError(
+                f"long_ce_stride={long_ce_stride}: give at least 1, and fewer than long_ce_context={long_ce_context}"
+            )
         self.kl_weight, self.max_skip, self.mode, self.direction = kl_weight, max_skip, mode, direction
         self.chunk_size, self.prefix_sharing, self.prob_apply = chunk_size, prefix_sharing, prob_apply
         self.loss_variant, self.clm_view = loss_variant, clm_view

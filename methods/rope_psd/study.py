@@ -203,7 +203,9 @@ def train(
     model.train()
     curve = []
     for step, batch in enumerate(rows, 1):
-        told = loss(model, **batch)
+        told = loss(
+            model, batch["input_ids"], batch["attention_mask"], position_ids=batch.get("position_ids")
+        )
         optimiser.zero_grad()
         told["loss"].backward()
         norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -28,11 +28,11 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
 def test_scores_are_those_of_the_model_alone(loaded: tuple[Any, Any]) -> None:
     made, tokenizer = loaded
     frame = evaluate_positions(
-        made, tokenizer, "niah_multikey_1", 240, (0.0, 0.5, 1.0), 2, material=MATERIAL, batch_tokens=600
+        made, tokenizer, "recall", 200, (0.0, 0.5, 1.0), 2, material=MATERIAL, batch_tokens=1000
     )
     assert list(frame.columns) == ["task", "length", "depth", "sample", "tokens", "correct", "logprob"]
     assert len(frame) == 6
-    prompts = make_prompts(tokenizer, "niah_multikey_1", 240, (0.0, 0.5, 1.0), 2, material=MATERIAL)
+    prompts = make_prompts(tokenizer, "recall", 200, (0.0, 0.5, 1.0), 2, material=MATERIAL)
     for (_, row), (depth, sample, prompt, tokens) in zip(frame.iterrows(), prompts, strict=True):
         assert (row.depth, row["sample"], row.tokens) == (depth, sample, len(tokens))
         answer = answer_tokens(tokenizer, prompt)

@@ -1,0 +1,1 @@
+"""Adaptation: a model on long text, so that it answers wherever the evidence stands."""
