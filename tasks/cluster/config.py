@@ -17,8 +17,8 @@ class FeatureSettings(Config):
         default="bundled:digits",
         min_length=1,
         description="'bundled:digits' (1,797 images of 8 x 8 with their digit), a .csv, .parquet, .jsonl, .arrow, "
-        ".npy or .npz file, a folder or glob of tables, or a folder written by datasets.save_to_disk. Arrays of images are "
-        "flattened",
+        ".npy or .npz file, a folder or glob of tables, or a folder written by datasets.save_to_disk. Arrays of "
+        "images are flattened",
     )
     columns: tuple[str, ...] = Field(
         default=(),

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from methods.common.constrained_k_means import constrained_k_means
 from methods.common.errors import ConfigError
 from tasks.cluster.methods import KMeansConstrainedPeer, KMeansPeer
 
@@ -35,7 +36,7 @@ def k_means_constrained(
     Raises:
         ConfigError: the package is not installed, or no whole sizes lie between the bounds.
     """
-    make = constrained_class()
+    make = constrained_k_means()
     fewer_than_samples(method.n_clusters, len(features))
     least, most = (int(np.ceil(method.bounds(len(features))[0])), int(method.bounds(len(features))[1]))
     if least * method.n_clusters > len(features) or most * method.n_clusters < len(features):
@@ -48,21 +49,6 @@ def k_means_constrained(
     ).fit(np.asarray(features, dtype=np.float64))
     np.save(out / "centres.npy", fit.cluster_centers_)
     return fit.labels_.astype(np.int64), {"inertia": float(fit.inertia_)}
-
-
-def constrained_class() -> Any:
-    """`KMeansConstrained`.
-
-    Raises:
-        ConfigError: the package is not installed.
-    """
-    try:
-        from k_means_constrained import KMeansConstrained
-    except ImportError:
-        raise ConfigError(
-            "k-means-constrained is not installed; pip install 'seedloom[clustering]'"
-        ) from None
-    return KMeansConstrained
 
 
 def fewer_than_samples(clusters: int, samples: int) -> None:
