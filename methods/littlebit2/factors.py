@@ -124,7 +124,7 @@ def split_bits(bits: Tensor, outputs: int, rank: int, inputs: int, branches: int
             f"packed bits {tuple(bits.shape)} {bits.dtype} do not fit {outputs}x{inputs} of rank {rank}; damaged file"
         )
     rows = bits.view(branches, u + v)
-    return rows[:, :u].unflatten(1, (outputs, -1)), rows[:, u:].unflatten(1, (rank, -1))
+    return rows[:, :u].view(branches, outputs, -1), rows[:, u:].view(branches, rank, -1)
 
 
 def balanced(h: Tensor, middle: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:

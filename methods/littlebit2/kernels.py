@@ -1,7 +1,10 @@
 """The product with packed signs on a processor, which never holds more than one unpacked layer.
 
-Bits become int8 signs by one 64-bit look-up a byte, several times faster than making floats of them. Then one of two
-products:
+Three ways (the card has their times):
+
+- `table`: for a single row. Of each eight inputs all 256 signed sums are made once; a byte of signs then is one look-up
+  instead of eight products, and no sign is unpacked.
+Else bits become int8 signs by one 64-bit look-up a byte, several times faster than making floats of them, and then:
 
 - `integer`: activations are written as a sum of int8 numbers (three give the precision of float32, two that of the
   half formats), and torch's int8 matrix product sums exactly in int32. Fast where the processor has VNNI.
@@ -19,7 +22,7 @@ from torch import Tensor
 
 from methods.littlebit2.signs import sign_table
 
-Kernel = Literal["auto", "integer", "float"]
+Kernel = Literal["auto", "table", "integer", "float"]
 _LEVELS = {torch.float32: 3, torch.bfloat16: 2, torch.float16: 2}
 
 
@@ -38,14 +41,16 @@ def packed_product(
     Args:
         x: [..., i].
         u: bits of U [b, o, ceil(r / 8)]. v: bits of V [b, r, ceil(i / 8)].
-        h: [b, o]. middle: l, [b, r]. g: [b, i], all in the type of x.
-        kernel: see above; `auto` takes `integer` on a processor that is fast in it, when no gradient is wanted.
+        h: [b, o]. middle: l, [b, r]. g: [b, i]; any float type, the result has that of x.
+        kernel: see above; `auto` takes the fastest for these sizes, and `integer` only when no gradient is wanted.
     """
     inputs, rank = x.shape[-1], middle.shape[-1]
     rows = x.reshape(-1, inputs)
+    if x.dtype != torch.float32:  # half formats would be promoted, and float32 takes them as they are
+        h, middle, g = h.to(x.dtype), middle.to(x.dtype), g.to(x.dtype)
     if kernel == "auto":
-        kernel = "integer" if _integer_is_faster(x, len(rows), rank) else "float"
-    multiply = _integer if kernel == "integer" else _float
+        kernel = _fastest(x, len(rows), rank)
+    multiply = {"table": _table, "integer": _integer, "float": _float}[kernel]
     output: Tensor | None = None
     for b in range(len(u)):
         inner = multiply(rows * g[b], v[b], inputs) * middle[b]
@@ -55,11 +60,24 @@ def packed_product(
     return output.view(*x.shape[:-1], u.shape[1])
 
 
-def _integer_is_faster(x: Tensor, rows: int, rank: int) -> bool:
+def _fastest(x: Tensor, rows: int, rank: int) -> Kernel:
     """By measurement (see the card): digits cost a fixed number of small steps, which little work does not repay."""
-    if x.device.type != "cpu" or x.dtype not in _LEVELS or (torch.is_grad_enabled() and x.requires_grad):
-        return False
-    return rank >= 96 and rows * rank >= 800 and has_int8_products()
+    if x.device.type != "cpu" or x.dtype not in _LEVELS:
+        return "float"
+    if rows == 1:
+        return "table"
+    wants_gradient = torch.is_grad_enabled() and x.requires_grad
+    enough = rank >= 96 and rows * rank >= 800
+    return "integer" if enough and not wants_gradient and has_int8_products() else "float"
+
+
+def _table(x: Tensor, packed: Tensor, count: int) -> Tensor:
+    rows, groups = len(x), packed.shape[1]
+    # The bits beyond `count` meet zeros.
+    padded = F.pad(x.float(), (0, 8 * groups - count)) if 8 * groups != count else x.float()
+    sums = (padded.reshape(-1, 8) @ sign_table(torch.float32, x.device).T).view(rows, groups, 256)
+    bytes_ = packed.T.long().expand(rows, -1, -1)
+    return sums.gather(2, bytes_).sum(1).to(x.dtype)
 
 
 def _byte_signs(packed: Tensor, count: int) -> Tensor:

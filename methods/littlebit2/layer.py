@@ -178,11 +178,11 @@ class LittleBitLinear(nn.Module):
         dtype = inputs.dtype
         if not dtype.is_floating_point:  # scales cast to it would all become 0
             raise DataError(f"inputs of {dtype}: give floating-point numbers")
-        h, middle, g = (getattr(self, name).to(dtype) for name in ("h", "l", "g"))
         if self.is_packed:
             bits = split_bits(self.weight, self.out_features, self.rank, self.in_features, self.branches)
-            output = packed_product(inputs, *bits, h, middle, g)
+            output = packed_product(inputs, *bits, self.h, self.l, self.g)
         else:
+            h, middle, g = (getattr(self, name).to(dtype) for name in ("h", "l", "g"))
             u, v = binarize(self.latent_u, self.gradient).to(dtype), binarize(self.latent_v, self.gradient)
             parts = [
                 F.linear(F.linear(inputs * g[b], v[b].to(dtype)) * middle[b], u[b]) * h[b]

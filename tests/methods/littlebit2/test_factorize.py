@@ -396,7 +396,9 @@ def test_wrong_weights_and_ranks() -> None:
             factorize(wrong, 1)  # type: ignore[arg-type]
     weight = torch.randn(40, 24, generator=numbers(0))
     for spectrum in (truncated_svd(weight, 4, solver="randomized"), truncated_svd(weight.T, 8)):
-        with pytest.raises(DataError, match=r"svd: is of .* the weight is 40x24 and the rank 8; leave it out"):
+        with pytest.raises(
+            DataError, match=r"svd: is of .* the weight is 40x24 and the rank 8; leave it out"
+        ):
             factorize(weight, 8, svd=spectrum)
     with pytest.raises(ConfigError, match="'bbp' is no setting of LittleBitConfig"):
         factorize(weight, bbp=0.4)
