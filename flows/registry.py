@@ -83,6 +83,12 @@ FLOWS: tuple[FlowEntry, ...] = (
         "compress", "flows.compress", f"{STEPS}:CompressConfig", "make a model smaller by one or more recipes"
     ),
     FlowEntry(
+        "steer",
+        "flows.steer",
+        "flows.steer_config:SteerConfig",
+        "steer a model's reasoning where it is in doubt: fitted on questions with answers",
+    ),
+    FlowEntry(
         "evaluate",
         "flows.evaluate",
         f"{STEPS}:EvaluateConfig",
@@ -93,6 +99,12 @@ FLOWS: tuple[FlowEntry, ...] = (
         "flows.cluster",
         "flows.cluster_config:ClusterConfig",
         "cluster a table, embeddings or images, with bounds on the clusters' sizes",
+    ),
+    FlowEntry(
+        "coreset",
+        "flows.coreset",
+        "flows.coreset_config:CoresetConfig",
+        "cluster files larger than memory through a small weighted part of their rows",
     ),
     FlowEntry(
         "archive",

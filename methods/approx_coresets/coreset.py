@@ -299,7 +299,9 @@ class ApproxCoreset(BaseEstimator):
         made = cls(**told["params"])
         made.n_features_in_ = told["columns"]
         made.n_seen_, made._mass = told["n_seen"], told["mass"]
-        made._random = check_random_state(made.random_state)
+        # Not the numbers again by which it was drawn.
+        fresh = None if made.random_state is None else [made.random_state, told["n_seen"]]
+        made._random = np.random.RandomState(np.random.MT19937(np.random.SeedSequence(fresh)))
         made._parts = [_Part(told["level"], points, weights, indices)]
         made._set(points, weights, indices, made._check_params())
         made.centers_, made.seed_cost_, made.relative_variance_ = None, math.nan, math.nan

@@ -33,6 +33,11 @@ SAMPLED: Mapping[str, Mapping[str, Any]] = {
     "residual": {"weights": "residual"},
     "normalised": {"weights": "normalised"},
     "voronoi": {"weights": "voronoi"},
+    # Ablations of the rough solution A.
+    "four_term_lloyd1": {"init_lloyd": 1},
+    "four_term_2k": {"init_factor": 2},
+    "four_term_parallel": {"init": "k-means||"},
+    "four_term_random": {"init": "random"},
 }
 STARTS = 5  # of the solver on a summary
 
@@ -78,16 +83,22 @@ def line_points(kind: str, n: int, k: int, random: np.random.Generator) -> Float
     return random.normal(size=n) if kind == "normal" else random.lognormal(size=n)
 
 
-def line_row(kind: str, z: int, state: int, sizes: Sequence[int], n: int, k: int = 5) -> Row:
-    """Optimum of the coreset against the optimum of all points, both exact, for each size."""
+def line_rows(
+    kind: str, z: int, state: int, methods: Sequence[str], sizes: Sequence[int], n: int
+) -> list[Row]:
+    """Optimum of each coreset against the optimum of all points, both exact (5 centres)."""
+    k = 5
     x = line_points(kind, n, k, np.random.default_rng(state))
     best, _ = line_optimum(x, k, z=z)
-    factors = {}
-    for size in sizes:
-        omega = ApproxCoreset(k, size=size, z=z, random_state=state).fit(x[:, None])
-        _, found = line_optimum(omega.points_, k, omega.weights_, z)
-        factors[str(size)] = Dense(x[:, None], z).cost(found[:, None]) / best
-    return {"part": "line", "kind": kind, "z": z, "seed": state, "factors": factors}
+    rows = []
+    for name in methods:
+        factors = {}
+        for size in sizes:
+            omega = ApproxCoreset(k, size=size, z=z, random_state=state, **SAMPLED[name]).fit(x[:, None])
+            _, found = line_optimum(omega.points_, k, omega.weights_, z)
+            factors[str(size)] = Dense(x[:, None], z).cost(found[:, None]) / best
+        rows.append({"part": "line", "kind": kind, "method": name, "z": z, "seed": state, "factors": factors})
+    return rows
 
 
 # -- instances that tell methods apart --------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ def check_features(settings: FeatureSettings) -> None:
         DataError: one line that names the source and the remedy.
     """
     if settings.source != BUNDLED:
-        _files(settings.source)
+        feature_files(settings.source)
 
 
 def build_features(settings: FeatureSettings, out: Path) -> dict[str, Any]:
@@ -90,7 +90,7 @@ def read_table(settings: FeatureSettings) -> pd.DataFrame | None:
 
     if settings.source == BUNDLED:
         return None
-    files = _files(settings.source)
+    files = feature_files(settings.source)
     if not files:
         if source_kind(settings.source) == "saved":
             data = load_saved(Path(settings.source).expanduser(), settings.hub_split)
@@ -102,7 +102,7 @@ def read_table(settings: FeatureSettings) -> pd.DataFrame | None:
     return pd.concat([_read_file(path) for path in files], ignore_index=True)
 
 
-def _files(source: str) -> list[Path]:
+def feature_files(source: str) -> list[Path]:
     """The files of a source; none for a saved data set and one of the hub."""
     if source_kind(source) != "files":
         return []
@@ -119,12 +119,12 @@ def _read(settings: FeatureSettings) -> tuple[np.ndarray, Any, list[str]]:
 
         digits = load_digits()
         return digits.data, digits.target, list(digits.feature_names)
-    files = _files(settings.source)
+    files = feature_files(settings.source)
     if files and files[0].suffix.lower() in ARRAYS:
         return _array(files[0], settings)
     table = read_table(settings)
     assert table is not None
-    return _matrix(table, settings)
+    return table_matrix(table, settings)
 
 
 def _array(path: Path, settings: FeatureSettings) -> tuple[np.ndarray, Any, list[str]]:
@@ -200,7 +200,8 @@ def _arrow(path: Path) -> pd.DataFrame:
             return pa.ipc.open_stream(stored).read_all().to_pandas()
 
 
-def _matrix(table: pd.DataFrame, settings: FeatureSettings) -> tuple[np.ndarray, Any, list[str]]:
+def table_matrix(table: pd.DataFrame, settings: FeatureSettings) -> tuple[np.ndarray, Any, list[str]]:
+    """The features of a table's rows, the labels' column or None, and a name for each feature."""
     import pandas as pd
 
     where = source_name(settings.source)

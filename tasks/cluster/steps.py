@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from tasks.cluster.batches import Piece
 from tasks.cluster.config import FeatureSettings
+from tasks.cluster.coreset_config import StreamCoresetSettings
 from tasks.cluster.methods import ClusterMethod
 from tasks.reference import Reference
 from tasks.step import step
@@ -35,3 +37,33 @@ def assign(
     from tasks.cluster.assign import assign_rows
 
     return assign_rows(out, settings=settings, labels=labels, column=column, shards=shards)
+
+
+@step("coreset-piece", kind="data", version="1", timeout_seconds=24 * 3600)
+def coreset_piece(
+    out: Path, *, settings: StreamCoresetSettings, piece: Piece, number: int, fingerprint: str
+) -> dict[str, Any]:
+    """The coreset of one piece of a source that may be larger than memory."""
+    from tasks.cluster.coreset import reduce_piece
+
+    return reduce_piece(out, settings=settings, piece=piece, number=number)
+
+
+@step("coreset-merge", kind="data", version="1", timeout_seconds=24 * 3600)
+def coreset_merge(
+    out: Path, *, settings: StreamCoresetSettings, parts: list[Reference], pieces: list[Piece]
+) -> dict[str, Any]:
+    """The coreset of all pieces, and the centres solved on it."""
+    from tasks.cluster.coreset import merge_pieces
+
+    return merge_pieces(out, settings=settings, parts=parts, pieces=pieces)
+
+
+@step("coreset-label", kind="data", version="1", timeout_seconds=24 * 3600)
+def coreset_label(
+    out: Path, *, settings: StreamCoresetSettings, piece: Piece, merged: Reference, fingerprint: str
+) -> dict[str, Any]:
+    """The cluster of every row of one piece."""
+    from tasks.cluster.coreset import label_piece
+
+    return label_piece(out, settings=settings, piece=piece, merged=merged)

@@ -81,7 +81,14 @@ def tables(parts: Parts, costs: Costs) -> dict[str, pd.DataFrame]:
         found["skewed"] = pd.DataFrame(parts["skewed"]).drop(columns="part")
     if "line" in parts:
         rows = [
-            {"kind": row["kind"], "z": row["z"], "seed": row["seed"], "size": int(size), "factor": factor}
+            {
+                "kind": row["kind"],
+                "method": row["method"],
+                "z": row["z"],
+                "seed": row["seed"],
+                "size": int(size),
+                "factor": factor,
+            }
             for row in parts["line"]
             for size, factor in row["factors"].items()
         ]
@@ -237,7 +244,8 @@ def plot_line(frame: pd.DataFrame) -> Figure:
     """Exact optimum of the coreset against that of all points, over the size."""
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.subplots()
-    for number, ((kind, z), group) in enumerate(frame.groupby(["kind", "z"], sort=False)):
+    own = frame[frame.method == "four_term"]
+    for number, ((kind, z), group) in enumerate(own.groupby(["kind", "z"], sort=False)):
         means = group.groupby("size").factor.mean() - 1
         label = f"{kind}, z={z} (slope {slope(list(means.index), list(means)):.2f})"
         axes.plot(means.index, means, marker="o", color=f"C{number}", label=label)

@@ -30,7 +30,20 @@ VERSION = "1"
 DEFAULT_DATA = str(ApproxCoresetsStudy.model_fields["data"].default)
 COMPONENTS = 50  # of the digits
 FULL_RUNS, EACH = 6, 10  # full-data solutions; solutions a kind in the bank
-OTHERS = ("two", "lightweight", "uniform", "group", "residual", "voronoi", "sampled_means")
+OTHERS = (
+    "two",
+    "lightweight",
+    "uniform",
+    "group",
+    "residual",
+    "voronoi",
+    "sampled_means",
+    "four_term_lloyd1",
+    "four_term_2k",
+    "four_term_parallel",
+    "four_term_random",
+)
+LINE_METHODS = ("four_term", "four_term_lloyd1", "uniform")
 THESIS = (
     "four_term",
     "group",
@@ -240,7 +253,9 @@ def units_of(
         "line": lambda: (
             (
                 f"line {kind} z={z} seed={s}",
-                lambda kind=kind, z=z, s=s, n=n: [study.line_row(kind, z, s, (50, 100, 200, 400), n)],
+                lambda kind=kind, z=z, s=s, n=n: study.line_rows(
+                    kind, z, s, LINE_METHODS, (50, 100, 200, 400), n
+                ),
             )
             for kind in study.LINES
             for z, n in ((2, 2000), (1, 1000))
@@ -263,7 +278,7 @@ def units_of(
                 ),
             )
             for alpha in (3, 4)
-            for s in seeds
+            for s in range(2 * len(seeds))
         ),
         "metric": lambda: ((f"metric seed={s}", lambda s=s: [_metric(s)]) for s in seeds),
     }
