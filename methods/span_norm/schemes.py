@@ -15,12 +15,14 @@ class Scheme:
     """One placement of the norms.
 
     Attributes:
+        label: its name as people write it.
         rule: the block's equations, a method of `NormResidualBlock`; `mixed` picks one by the block's place.
         final_norm: whether a norm stands between the last block and the head.
         residual_init: the start that its authors use.
         source: where its equations come from.
     """
 
+    label: str
     rule: str
     final_norm: bool
     residual_init: str
@@ -28,18 +30,27 @@ class Scheme:
 
 
 SCHEMES: dict[str, Scheme] = {
-    "span": Scheme("span", False, "inv_sqrt_depth", "SpanNorm, arXiv 2601.22580"),
-    "prenorm": Scheme("prenorm", True, "inv_sqrt_2depth", "GPT-2, Llama"),
-    "postnorm": Scheme("postnorm", False, "inv_sqrt_2depth", "Vaswani et al. 2017"),
-    "deepnorm": Scheme("deepnorm", False, "deepnorm", "DeepNet, arXiv 2203.00555, decoder-only row"),
-    "sandwich": Scheme("sandwich", True, "none", "CogView, Peri-LN, arXiv 2502.02732"),
-    "mix_ln": Scheme("mixed", True, "none", "Mix-LN, arXiv 2412.13795"),
-    "lns": Scheme("lns", True, "none", "LayerNorm Scaling, arXiv 2502.05795"),
-    "hybrid": Scheme("hybrid", False, "inv_sqrt_2depth", "HybridNorm, arXiv 2503.04598"),
-    "hybrid_star": Scheme("mixed", False, "inv_sqrt_2depth", "HybridNorm*, arXiv 2503.04598"),
-    "siamese": Scheme("siamese", False, "none", "SiameseNorm, arXiv 2602.08064"),
+    "span": Scheme("SpanNorm", "span", False, "inv_sqrt_depth", "SpanNorm, arXiv 2601.22580"),
+    "prenorm": Scheme("PreNorm", "prenorm", True, "inv_sqrt_2depth", "GPT-2, Llama"),
+    "postnorm": Scheme("PostNorm", "postnorm", False, "inv_sqrt_2depth", "Vaswani et al. 2017"),
+    "deepnorm": Scheme(
+        "DeepNorm", "deepnorm", False, "deepnorm", "DeepNet, arXiv 2203.00555, decoder-only row"
+    ),
+    "sandwich": Scheme("Sandwich/Peri-LN", "sandwich", True, "none", "CogView, Peri-LN, arXiv 2502.02732"),
+    "mix_ln": Scheme("Mix-LN", "mixed", True, "none", "Mix-LN, arXiv 2412.13795"),
+    "lns": Scheme("LayerNorm Scaling", "lns", True, "none", "LayerNorm Scaling, arXiv 2502.05795"),
+    "hybrid": Scheme("HybridNorm", "hybrid", False, "inv_sqrt_2depth", "HybridNorm, arXiv 2503.04598"),
+    "hybrid_star": Scheme("HybridNorm*", "mixed", False, "inv_sqrt_2depth", "HybridNorm*, arXiv 2503.04598"),
+    "siamese": Scheme("SiameseNorm", "siamese", False, "none", "SiameseNorm, arXiv 2602.08064"),
 }
 ALIASES = {"peri": "sandwich", "pre": "prenorm", "post": "postnorm", "spannorm": "span"}
+STARTS = {
+    "inv_sqrt_depth": "1/√L",
+    "inv_sqrt_2depth": "1/√2L",
+    "inv_depth": "1/L",
+    "deepnorm": "its own start",
+    "none": "unscaled",
+}
 QKV_NORM = ("hybrid", "hybrid_star")  # their attention norms queries, keys and values of each head
 
 
@@ -51,6 +62,12 @@ def canonical(scheme: str) -> str:
             f"norm_scheme={scheme!r}: choose one of {', '.join(SCHEMES)} (peri is another name for sandwich)"
         )
     return name
+
+
+def shown(candidate: str) -> str:
+    """`scheme/start` as people read it; what further parts say follows: `span/none/warmup100`."""
+    scheme, start, *more = candidate.split("/")
+    return ", ".join([SCHEMES[canonical(scheme)].label, STARTS.get(start, start), *more])
 
 
 def block_rule(scheme: str, layer: int, layers: int, mix_share: float = 0.25) -> str:

@@ -14,6 +14,7 @@ import numpy as np
 
 import methods.common.claims as claims_of_papers
 from methods.common.claims import Rule
+from methods.span_norm.schemes import shown
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -174,7 +175,7 @@ def _moderate(rows: Rows) -> list[Claim]:
     found = [
         Claim(
             f"moderate/loss/{name}",
-            f"held-out loss at {rate:g}, {name}",
+            f"held-out loss at {rate:g}, {shown(name)}",
             tuple(_losses(rows, name).values()),
             rule="report",
         )
@@ -186,14 +187,14 @@ def _moderate(rows: Rows) -> list[Claim]:
         found += [
             Claim(
                 f"moderate/gain_over/{other}",
-                f"at {rate:g} SpanNorm's loss is below that of {other}",
+                f"at {rate:g} SpanNorm's loss is below that of {shown(other)}",
                 gains,
                 bar,
                 ">=",
             ),
             Claim(
                 f"moderate/gain_over/{other}/interval",
-                f"the same, by a paired 95 % interval above 0 ({other})",
+                f"the same, by a paired 95 % interval above 0 ({shown(other)})",
                 gains,
                 0.0,
                 ">=",
@@ -222,7 +223,7 @@ def _moderate(rows: Rows) -> list[Claim]:
         found += [
             Claim(
                 f"moderate/layer_use/{name}",
-                f"mean rise of the loss without one block, {name}",
+                f"mean rise of the loss without one block, {shown(name)}",
                 tuple(values.values()),
                 rule="report",
             )
@@ -250,10 +251,10 @@ def _best_rates(rows: Rows) -> list[Claim]:
     found = []
     for name, (rate, losses) in best.items():
         found += [
-            Claim(f"best_rate/rate/{name}", f"best rate of {name}", (rate,), rule="report"),
+            Claim(f"best_rate/rate/{name}", f"best rate of {shown(name)}", (rate,), rule="report"),
             Claim(
                 f"best_rate/loss/{name}",
-                f"held-out loss at its best rate, {name}",
+                f"held-out loss at its best rate, {shown(name)}",
                 tuple(losses.values()),
                 rule="report",
             ),
@@ -265,14 +266,15 @@ def _best_rates(rows: Rows) -> list[Claim]:
         found += [
             Claim(
                 "best_rate/span_minus_best_prenorm",
-                f"each at its own best rate SpanNorm is not worse than the best PreNorm ({rival}) by more than 0.02",
+                f"each at its own best rate SpanNorm is not worse than the best PreNorm ({shown(rival)}) by more than "
+                "0.02",
                 worse,
                 0.02,
             ),
             Claim(
                 "best_rate/span_below_best_prenorm",
-                f"each at its own best rate SpanNorm is better than the best PreNorm ({rival}), by a paired 95 % "
-                "interval",
+                f"each at its own best rate SpanNorm is better than the best PreNorm ({shown(rival)}), by a paired "
+                "95 % interval",
                 worse,
                 0.0,
                 "<=",
@@ -285,7 +287,7 @@ def _best_rates(rows: Rows) -> list[Claim]:
         found.append(
             Claim(
                 f"max_stable_rate/{name}",
-                f"highest rate up to which no seed of {name} failed",
+                f"highest rate up to which no seed of {shown(name)} failed",
                 (stable,),
                 rule="report",
             )
@@ -327,33 +329,39 @@ def _range(rows: Rows) -> list[Claim]:
         )
     ]
     for name, rate in stable.items():
-        words = f"{name} is stable at a higher rate than SpanNorm ({base:g})"
+        words = f"{shown(name)} is stable at a higher rate than SpanNorm ({base:g})"
         claim = Claim(f"range/max_stable_rate/{name}", words, (rate,), base * 1.001, ">=")
         found.append(claim)
     return found
 
 
+def _at_depth(rows: Rows, candidate: str, depth: int) -> dict[int, float]:
+    """Loss by seed."""
+    return {
+        int(r["seed"]): final_loss(r) for r in rows if (r["candidate"], r["layers"]) == (candidate, depth)
+    }
+
+
 def _depth(rows: Rows) -> list[Claim]:
     def means(candidate: str) -> dict[int, float]:
         depths = sorted({r["layers"] for r in rows if r["candidate"] == candidate})
-        return {
-            depth: float(
-                np.mean([final_loss(r) for r in rows if (r["candidate"], r["layers"]) == (candidate, depth)])
-            )
-            for depth in depths
-        }
+        return {depth: float(np.mean(list(_at_depth(rows, candidate, depth).values()))) for depth in depths}
 
     span, pre = means(SPAN), means(PRE)
     found = [
         Claim(
             f"depth/loss/{name}/{depth}",
-            f"held-out loss of {name} with {depth} blocks",
+            f"held-out loss of {shown(name)} with {depth} blocks",
             (loss,),
             rule="report",
         )
         for name, by_depth in ((SPAN, span), (PRE, pre))
         for depth, loss in by_depth.items()
     ]
+    for depth in sorted(span.keys() & pre.keys()):
+        gains = _paired(_at_depth(rows, PRE, depth), _at_depth(rows, SPAN, depth))
+        words = f"with {depth} blocks of equal size SpanNorm is better than PreNorm, by a paired 95 % interval above 0"
+        found.append(Claim(f"depth/gain/{depth}", words, gains, 0.0, ">=", "interval"))
     best = [min(by_depth, key=lambda depth: by_depth[depth]) for by_depth in (span, pre)]
     found.append(
         Claim(
@@ -365,10 +373,7 @@ def _depth(rows: Rows) -> list[Claim]:
         )
     )
     if 48 in span and 12 in span:
-        deep, shallow = (
-            {int(r["seed"]): final_loss(r) for r in rows if (r["candidate"], r["layers"]) == (SPAN, depth)}
-            for depth in (48, 12)
-        )
+        deep, shallow = (_at_depth(rows, SPAN, depth) for depth in (48, 12))
         found.append(
             Claim(
                 "depth/span_48_minus_12",

@@ -6,13 +6,18 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
+from matplotlib.ticker import ScalarFormatter
 
-from methods.span_norm.study_claims import claims, final_loss
+from methods.span_norm.schemes import shown
+from methods.span_norm.study_claims import claims, final_loss, variant
 from tasks.report.verdict import Verdict, claim_metrics, claim_verdicts
 from tasks.tracking import RunContext, candidate_run, log_metrics, log_params, log_trace, set_tags
 
 Rows = Sequence[Mapping[str, Any]]
 Parts = Mapping[str, Rows]
+RUN = ["candidate", "rate", "seed"]
+RATIO_BAR = 0.35  # largest |ln ratio| of the gradients
+NEAR = 0.16  # nats above the best run: what the right panel shows of the rates
 SETTINGS = ("scheme", "init", "rate", "seed", "layers", "width", "ffn", "experts", "steps", "warmup")
 
 
@@ -45,11 +50,11 @@ def loss_table(parts: Parts) -> pd.DataFrame:
     if not len(frame):
         return pd.DataFrame([{"trainings": "none in this run"}])
     usual = frame.iloc[0]
-    frame["shown"] = [_shown(run, usual) for _, run in frame.iterrows()]
+    frame["shown"] = [_run_name(run, usual) for _, run in frame.iterrows()]
     frame = frame.drop_duplicates(["shown", "rate", "seed"])
     rows = []
-    for shown, group in frame.groupby("shown", sort=False):
-        row = {"candidate": str(shown)}
+    for name, group in frame.groupby("shown", sort=False):
+        row = {"placement, start": str(name)}
         for rate, runs in group.groupby("rate"):
             failed = int(runs.diverged.sum())
             row[f"rate {rate:g}"] = _spread(runs.loss) + (f" ({failed} diverged)" if failed else "")
@@ -57,11 +62,11 @@ def loss_table(parts: Parts) -> pd.DataFrame:
     return pd.DataFrame(rows).fillna("-")
 
 
-def _shown(run: pd.Series, usual: pd.Series) -> str:
+def _run_name(run: pd.Series, usual: pd.Series) -> str:
     """The candidate, and in what it differs from the usual run."""
     words = {"layers": "blocks", "warmup": "warm-up steps", "experts": "experts"}
     more = [f"{run[name]} {word}" for name, word in words.items() if run[name] != usual[name]]
-    return ", ".join([str(run.candidate), *more])
+    return ", ".join([shown(str(run.candidate)), *more])
 
 
 def _spread(values: pd.Series) -> str:
@@ -76,7 +81,11 @@ def tables(parts: Parts) -> dict[str, pd.DataFrame]:
         found["start"] = pd.DataFrame(parts["start"])[columns]
     frame = _trained(parts)
     if len(frame):
-        found["rates"] = frame[frame.part.isin(["moderate", "rates", "range"])]
+        found["rates"] = frame[frame.part.isin(["moderate", "rates"])].drop_duplicates(RUN)
+    if "range" in parts:
+        named = frame[frame.part == "range"]
+        shortest = named.warmup.min()
+        found["range"] = named.assign(candidate=[variant(run, shortest) for _, run in named.iterrows()])
     if drops := _drops(parts):
         found["layer_use"] = pd.DataFrame(drops)
     if "depth" in parts:
@@ -98,30 +107,47 @@ def _drops(parts: Parts) -> list[dict[str, Any]]:
 def figures(parts: Parts) -> dict[str, Figure]:
     """The study's plots, by name."""
     data = tables(parts)
-    drawers = {"start": plot_start, "rates": plot_rates, "layer_use": plot_layer_use, "depth": plot_depth}
+    drawers = {
+        "start": plot_start,
+        "rates": plot_rates,
+        "range": plot_rates,
+        "layer_use": plot_layer_use,
+        "depth": plot_depth,
+    }
     return {name: draw(data[name]) for name, draw in drawers.items() if name in data}
 
 
 def plot_start(start: pd.DataFrame) -> Figure:
     """Gradient ratio, hidden size and similarity over depth, before any training."""
-    figure = Figure(figsize=(14, 4.6), layout="constrained")
+    start = start.assign(gradient_ratio=np.exp(start.log_gradient_ratio))
+    figure = Figure(figsize=(14, 5.2), layout="constrained")
     panels = figure.subplots(1, 3)
-    shown = {
-        "log_gradient_ratio": "ln of the gradient at block 1 over block L",
+    words = {
+        "gradient_ratio": "gradient at block 1 / gradient at block L",
         "hidden_rms": "RMS of the last hidden state",
         "token_cosine": "mean cosine between tokens of the last state",
     }
-    for axes, (column, words) in zip(panels, shown.items(), strict=True):
+    depths = sorted(start.layers.unique())
+    for axes, (column, label) in zip(panels, words.items(), strict=True):
         for i, (candidate, group) in enumerate(start.groupby("candidate", sort=False)):
-            _band(axes, group.groupby("layers")[column], str(candidate), f"C{i}")
-        axes.set_xscale("log", base=2)
-        depths = sorted(start.layers.unique())
-        axes.set_xticks(depths, [str(depth) for depth in depths])
+            _band(axes, group.groupby("layers")[column], shown(str(candidate)), f"C{i}")
+        axes.set_ylabel(label)
         axes.set_xlabel("blocks L")
-        axes.set_ylabel(words)
         axes.grid(alpha=0.3)
-    panels[0].set_yscale("symlog", linthresh=0.5)
-    panels[2].legend(frameon=False, fontsize=8)
+    gradients, sizes, likeness = panels
+    # Exponential growth is a straight line over linear depth, growth with the root of depth one over its logarithm.
+    gradients.set_yscale("log")
+    gradients.axhspan(np.exp(-RATIO_BAR), np.exp(RATIO_BAR), color="black", alpha=0.08, linewidth=0)
+    gradients.set_title("exponential without the scaling (grey: the bar)", fontsize=10)
+    sizes.set_title("root of depth in unscaled PreNorm", fontsize=10)
+    likeness.set_title("1: all tokens look alike", fontsize=10)
+    for axes in (sizes, likeness):
+        axes.set_xscale("log", base=2)
+    sizes.set_yscale("log", base=2)
+    sizes.yaxis.set_major_formatter(ScalarFormatter())
+    for axes in panels:
+        axes.set_xticks(depths, [str(depth) for depth in depths])
+    figure.legend(*likeness.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
     figure.suptitle("At the start, before any training: mean and range over seeds")
     return figure
 
@@ -133,28 +159,40 @@ def _band(axes: Any, groups: Any, label: str, colour: str) -> None:
 
 
 def plot_rates(runs: pd.DataFrame) -> Figure:
-    """Held-out loss over the peak rate, one point a training; a candidate's mean as a line."""
-    figure = Figure(figsize=(9, 5.5), layout="constrained")
-    axes = figure.subplots()
-    usual = runs[runs.part != "range"].drop_duplicates(["candidate", "rate", "seed"])
-    for i, (candidate, group) in enumerate(usual.groupby("candidate", sort=False)):
-        colour = f"C{i % 10}"
+    """Held-out loss over the peak rate, one point a training; a candidate's mean as a line.
+
+    All of it, and beside it what is near the best: a failed run would press the rest into one line.
+    """
+    figure = Figure(figsize=(13, 5.6), layout="constrained")
+    whole, near = figure.subplots(1, 2)
+    for axes in (whole, near):
+        _rates(axes, runs)
+    whole.set_ylabel("held-out loss (nats a byte)")
+    whole.set_title("All trainings (x: left the finite numbers)", fontsize=10)
+    low = runs.loss.min()
+    near.set_ylim(low - 0.02, low + NEAR)
+    near.set_title("Near the best", fontsize=10)
+    figure.legend(*near.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
+    figure.suptitle("Loss after training, by norm placement and start: one point a seed, the mean as a line")
+    return figure
+
+
+def _rates(axes: Any, runs: pd.DataFrame) -> None:
+    for i, (candidate, group) in enumerate(runs.groupby("candidate", sort=False)):
+        colour, mean = f"C{i % 10}", group.groupby("rate").loss.mean()
         style = "-" if i < 10 else "--"
-        mean = group.groupby("rate").loss.mean()
-        axes.plot(mean.index, mean, color=colour, linestyle=style, label=str(candidate))
-        axes.scatter(group.rate, group.loss, color=colour, s=14, alpha=0.7)
+        axes.plot(
+            mean.index, mean, style, color=colour, marker="_", markersize=9, label=shown(str(candidate))
+        )
+        axes.scatter(group.rate, group.loss, color=colour, s=14, alpha=0.6)
         diverged = group[group.diverged]
         axes.scatter(diverged.rate, diverged.loss, color="black", marker="x", s=30)
     axes.set_xscale("log")
-    ticks = sorted(usual.rate.unique())
-    axes.set_xticks(ticks, [f"{rate:g}" for rate in ticks], rotation=30)
+    ticks = sorted(runs.rate.unique())
+    axes.set_xticks(ticks, [f"{1000 * rate:.3g}" for rate in ticks])
     axes.minorticks_off()
-    axes.set_xlabel("peak learning rate")
-    axes.set_ylabel("held-out loss (nats a byte), one point a seed")
-    axes.set_title("Loss after training, by norm placement and start (x: left the finite numbers)")
+    axes.set_xlabel("peak learning rate / 0.001")
     axes.grid(alpha=0.3)
-    axes.legend(frameon=False, fontsize=8)
-    return figure
 
 
 def plot_layer_use(drops: pd.DataFrame) -> Figure:
@@ -162,9 +200,9 @@ def plot_layer_use(drops: pd.DataFrame) -> Figure:
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()
     for i, (candidate, group) in enumerate(drops.groupby("candidate", sort=False)):
-        _band(axes, group.groupby("block").rise, str(candidate), f"C{i}")
+        _band(axes, group.groupby("block").rise, shown(str(candidate)), f"C{i}")
     axes.set_xlabel("block that is left out")
-    axes.set_ylabel("rise of the held-out loss (nats a byte)")
+    axes.set_ylabel("rise of the held-out loss (nats a byte), linear below 0.01")
     axes.set_yscale("symlog", linthresh=0.01)
     axes.set_title("What each block does: mean and range over seeds")
     axes.grid(alpha=0.3)
@@ -177,7 +215,7 @@ def plot_depth(runs: pd.DataFrame) -> Figure:
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()
     for i, (candidate, group) in enumerate(runs.groupby("candidate", sort=False)):
-        _band(axes, group.groupby("layers").loss, str(candidate), f"C{i}")
+        _band(axes, group.groupby("layers").loss, shown(str(candidate)), f"C{i}")
     depths = np.sort(runs.layers.unique())
     axes.set_xscale("log", base=2)
     axes.set_xticks(depths, [str(depth) for depth in depths])

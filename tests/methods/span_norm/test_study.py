@@ -226,7 +226,7 @@ def test_each_scheme_is_judged_at_its_own_best_rate_and_against_the_better_preno
     assert best_rate(rows, "prenorm/none")[0] == 8e-3
     found = by_name(claims({"moderate": rows[:25], "rates": rows[25:]}))
     claim = found["best_rate/span_minus_best_prenorm"]
-    assert "prenorm/none" in claim.text
+    assert "PreNorm, unscaled" in claim.text
     assert claim.values == pytest.approx([0.01, 0.009, 0.008])
     assert claim.held is True
     assert found["best_rate/span_below_best_prenorm"].held is False
@@ -268,5 +268,7 @@ def test_range_depth_and_experts() -> None:
     assert found["range/max_stable_rate/span/inv_sqrt_depth/warmup100"].held is False
     assert found["depth/best_depth_minus_prenorms"].values == (36.0,)
     assert found["depth/span_48_minus_12"].held is True
+    assert found["depth/gain/48"].values == pytest.approx([0.096] * 3)
+    assert found["depth/gain/12"].held is True
     assert found["experts/span_minus_prenorm"].mean == pytest.approx(-0.1)
     assert found["experts/load_variation"].held is True

@@ -98,8 +98,8 @@ def test_the_report_shows_every_run_those_that_failed_too(text: Path, corpus: An
     failed = next(r for r in parts["rates"] if r["rate"] == 8e-3 and r["scheme"] == "span")
     failed["diverged"], failed["loss"] = 3, float("nan")
     shown = loss_table(parts)
-    assert list(shown.columns) == ["candidate", "rate 0.002", "rate 0.004", "rate 0.008"]
-    assert shown.set_index("candidate").loc["span/inv_sqrt_depth", "rate 0.008"].endswith("(1 diverged)")
+    assert list(shown.columns) == ["placement, start", "rate 0.002", "rate 0.004", "rate 0.008"]
+    assert shown.set_index("placement, start").loc["SpanNorm, 1/√L", "rate 0.008"].endswith("(1 diverged)")
     data = tables(parts)
     assert data["rates"].diverged.sum() == 1
     assert set(figures(parts)) == {"start", "rates", "layer_use"}
@@ -107,6 +107,37 @@ def test_the_report_shows_every_run_those_that_failed_too(text: Path, corpus: An
     json.dumps(metrics, allow_nan=False)
     assert len(verdicts) == sum("bar" in claim for claim in metrics["claims"].values())
     assert any(verdict.claim.startswith("moderate/gain_over/prenorm/inv_sqrt_depth:") for verdict in verdicts)
+
+
+def test_further_parts_have_a_table_and_a_plot_of_their_own(text: Path, corpus: Any, tmp_path: Path) -> None:
+    settings = tiny(text, steps=8)
+    parts = {
+        part: train_all(module.runs_of(part, plan_of(settings))[:8], corpus, settings, tmp_path)
+        for part in ("moderate", "range", "depth")
+    }
+    data, drawn = tables(parts), figures(parts)
+    assert set(data) == {"rates", "range", "layer_use", "depth"} == set(drawn)
+    assert set(data["rates"].part) == {"moderate"}
+    assert "span/inv_sqrt_depth/warmup5" in set(data["range"].candidate)
+    labels = [text.get_text() for text in drawn["range"].legends[0].get_texts()]
+    assert "SpanNorm, 1/√L, warmup5" in labels
+    assert "SpanNorm, 1/L" in labels
+    # A failed run must not press the others into one line: the right panel shows what is near the best.
+    whole, near = drawn["range"].axes
+    low = data["range"].loss.min()
+    assert near.get_ylim()[1] == pytest.approx(low + 0.16)
+    assert whole.get_ylim()[1] > data["range"].loss.max()
+
+
+def test_where_the_text_lies_is_no_part_of_a_trainings_key(text: Path, corpus: Any, tmp_path: Path) -> None:
+    other = tmp_path / "elsewhere.jsonl"
+    other.write_bytes(text.read_bytes())
+    build_corpus(corpus_settings(tiny(other)), tmp_path / "corpus")
+    assert module.rows_digest(tmp_path / "corpus") == module.rows_digest(corpus.path)
+    changed = tmp_path / "changed.jsonl"
+    changed.write_text(text.read_text().replace("the", "teh"))
+    build_corpus(corpus_settings(tiny(changed)), tmp_path / "changed")
+    assert module.rows_digest(tmp_path / "changed") != module.rows_digest(corpus.path)
 
 
 def test_mistakes_are_told_before_any_work(
@@ -119,6 +150,8 @@ def test_mistakes_are_told_before_any_work(
         check_study(SpanNormStudy())
     with pytest.raises(ConfigError, match="warmup=4: give fewer than steps=4"):
         check_study(tiny(text, warmup=4))
+    with pytest.raises(ConfigError, match="warmup=2: the part 'range' takes 5 times as long"):
+        check_study(tiny(text, warmup=2, steps=10, parts=["range"]))
     with pytest.raises(DataError, match="there is no such file"):
         check_study(tiny(tmp_path / "nowhere.txt"))
 
