@@ -168,6 +168,13 @@ FLOWS: tuple[FlowEntry, ...] = (
         "cluster a sample and keep the guarantee: the paper's claims against its baselines",
         paper="approx_coresets",
     ),
+    FlowEntry(
+        "pmatic",
+        "flows.studies.pmatic",
+        "flows.studies.pmatic_config:PmaticConfig",
+        "lossless compression that decodes on another machine: the paper's claims against its baselines",
+        paper="pmatic",
+    ),
 )
 
 

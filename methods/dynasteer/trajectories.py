@@ -102,8 +102,11 @@ def collect_trajectories(
     verifier: Verifier = number_is_right,
     config: GenConfig | None = None,
     on_done: Callable[[int, int], None] | None = None,
+    first: int = 0,
 ) -> list[Trajectory]:
     """One chain a problem, drawn without steering, split into sentences and checked.
+
+    `first` is the number of the first problem, when they are a part of a longer list.
 
     Raises:
         ConfigError: no problem, or an empty prompt.
@@ -113,9 +116,10 @@ def collect_trajectories(
         raise ConfigError("problems: none is given; give at least one question with its answer")
     config = config or GenConfig()
     prompts = encode(tokenizer, [problem.prompt for problem in problems])
-    found = decode(model, tokenizer, prompts, config, Policy(), on_done=on_done)
+    numbers = range(first, first + len(problems))
+    found = decode(model, tokenizer, prompts, config, Policy(), keys=numbers, on_done=on_done)
     trajectories = []
-    for number, (problem, decoded) in enumerate(zip(problems, found, strict=True)):
+    for number, problem, decoded in zip(numbers, problems, found, strict=True):
         text = answer_text(tokenizer, decoded)
         trajectories.append(
             Trajectory(

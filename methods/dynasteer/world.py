@@ -1,9 +1,10 @@
 """A world in which truth is known: arithmetic modulo 13, solved step by step by three hidden solvers.
 
-A problem is a start value and five operations. The careful solver is always right; A is off by one in sums and
-differences, B copies the operand in products. Each has words of its own, so a model that is trained on the mixture
-carries a belief about who is writing, which is a feature of truth, and two distinct patterns of error. It forks early:
-the first sentence already says something about the solver.
+A problem is a start value and five operations, each one of `add` (5), `less` (3) and `twice`. The careful solver is
+always right; A is off by one in sums and differences, B leaves a value as it is instead of doubling it. Each has
+words of its own, so a model that is trained on the mixture carries a belief about who is writing, which is a feature
+of truth, and two distinct patterns of error. It forks early: the first sentence already says something about the
+solver.
 """
 
 from __future__ import annotations
@@ -18,67 +19,57 @@ import torch
 from methods.dynasteer.trajectories import Problem
 
 MODULUS, STEPS = 13, 5
-OPERATIONS = ("+", "-", "*")
+OPERATIONS = ("add", "less", "twice")
 OPENINGS = ("check", "go")
 CONNECTIVES = ("so", "then", "thus", "next")
 STOP = ".\n"
 VOCABULARY = ("<pad>", "<eos>", ":", STOP, *OPENINGS, *CONNECTIVES, *OPERATIONS, *map(str, range(MODULUS)))
 ID = {token: number for number, token in enumerate(VOCABULARY)}
 NUMBER = ID["0"]
-PROMPT_TOKENS = 2 + 2 * STEPS
+PROMPT_TOKENS = 2 + STEPS
 
 # careful, A, B: how often each writes, opens with "check", and which connectives it likes.
 SHARES = (0.4, 0.3, 0.3)
 CHECKS = (0.75, 0.35, 0.35)
 LIKES = ((0.55, 0.25, 0.1, 0.1), (0.1, 0.55, 0.25, 0.1), (0.1, 0.1, 0.25, 0.55))
-OFF_BY_ONE, COPIED = 0.55, 0.75
+OFF_BY_ONE, LEFT = 0.55, 0.75
 
 
-def problems_of(rng: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Start values [n], operations [n, 5] and operands [n, 5]; operands of products are at least 2."""
-    start = rng.integers(0, MODULUS, count)
-    operations = rng.integers(0, len(OPERATIONS), (count, STEPS))
-    operands = rng.integers(1, MODULUS, (count, STEPS))
-    return start, operations, np.where((operations == 2) & (operands == 1), 2, operands)
+def problems_of(rng: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Start values [n] and operations [n, 5]."""
+    return rng.integers(0, MODULUS, count), rng.integers(0, len(OPERATIONS), (count, STEPS))
 
 
-def apply(operation: np.ndarray, value: np.ndarray, operand: np.ndarray) -> np.ndarray:
+def apply(operation: np.ndarray, value: np.ndarray) -> np.ndarray:
     """The right result of one step."""
-    return np.choose(operation, [value + operand, value - operand, value * operand]) % MODULUS
+    return np.choose(operation, [value + 5, value - 3, value * 2]) % MODULUS
 
 
-def prompt_rows(start: np.ndarray, operations: np.ndarray, operands: np.ndarray) -> np.ndarray:
-    """[n, 12] token ids: `7 + 3 * 5 - 2 + 1 * 4 :`."""
+def prompt_rows(start: np.ndarray, operations: np.ndarray) -> np.ndarray:
+    """[n, 7] token ids: `7 add twice twice less add :`."""
     rows = np.full((len(start), PROMPT_TOKENS), ID[":"])
     rows[:, 0] = NUMBER + start
-    rows[:, 1:-1:2] = ID["+"] + operations
-    rows[:, 2:-1:2] = NUMBER + operands
+    rows[:, 1:-1] = ID[OPERATIONS[0]] + operations
     return rows
 
 
 def solutions(rng: np.random.Generator, count: int) -> np.ndarray:
-    """[n, 40] token ids of problems with solutions by random solvers, for training; a step is `so + 3 10 .`."""
-    start, operations, operands = problems_of(rng, count)
+    """[n, 30] token ids of problems solved by random solvers, for training; a step is `so add 12 .`."""
+    start, operations = problems_of(rng, count)
     solver = rng.choice(3, count, p=SHARES)
     opening = np.where(rng.random(count) < np.array(CHECKS)[solver], ID["check"], ID["go"])
-    columns = [prompt_rows(start, operations, operands), opening[:, None], np.full((count, 1), ID[STOP])]
+    columns = [prompt_rows(start, operations), opening[:, None], np.full((count, 1), ID[STOP])]
     likes = np.array(LIKES)[solver].cumsum(1)
     value = start
     for step in range(STEPS):
-        operation, operand = operations[:, step], operands[:, step]
-        right = apply(operation, value, operand)
+        operation = operations[:, step]
+        right = apply(operation, value)
         slip = (solver == 1) & (operation < 2) & (rng.random(count) < OFF_BY_ONE)
-        copy = (solver == 2) & (operation == 2) & (rng.random(count) < COPIED)
+        left = (solver == 2) & (operation == 2) & (rng.random(count) < LEFT)
         off = np.where(rng.random(count) < 0.5, 1, -1)
-        value = np.where(copy, operand, np.where(slip, (right + off) % MODULUS, right))
+        value = np.where(left, value, np.where(slip, (right + off) % MODULUS, right))
         word = (rng.random(count)[:, None] > likes).sum(1).clip(0, len(CONNECTIVES) - 1)
-        told = (
-            ID["so"] + word,
-            ID["+"] + operation,
-            NUMBER + operand,
-            NUMBER + value,
-            np.full(count, ID[STOP]),
-        )
+        told = (ID["so"] + word, ID[OPERATIONS[0]] + operation, NUMBER + value, np.full(count, ID[STOP]))
         columns.append(np.stack(told, 1))
     columns.append(np.full((count, 1), ID["<eos>"]))
     return np.concatenate(columns, axis=1)
@@ -86,11 +77,11 @@ def solutions(rng: np.random.Generator, count: int) -> np.ndarray:
 
 def make_problems(count: int, seed: int) -> list[Problem]:
     """Problems with their right answers; another seed gives others."""
-    start, operations, operands = problems_of(np.random.default_rng((seed, 77)), count)
+    start, operations = problems_of(np.random.default_rng((seed, 77)), count)
     value = start
     for step in range(STEPS):
-        value = apply(operations[:, step], value, operands[:, step])
-    rows = prompt_rows(start, operations, operands)
+        value = apply(operations[:, step], value)
+    rows = prompt_rows(start, operations)
     return [Problem(tuple(int(t) for t in row), str(int(v))) for row, v in zip(rows, value, strict=True)]
 
 
@@ -106,7 +97,7 @@ def make_tokenizer() -> Any:
     )
 
 
-def make_reasoner(seed: int, width: int = 96, layers: int = 3, heads: int = 6) -> Any:
+def make_reasoner(seed: int, width: int = 64, layers: int = 3, heads: int = 4) -> Any:
     """An untrained reasoner: a small Llama over the world's words."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -121,6 +112,8 @@ def make_reasoner(seed: int, width: int = 96, layers: int = 3, heads: int = 6) -
                 num_attention_heads=heads,
                 num_key_value_heads=heads,
                 max_position_embeddings=128,
+                # The usual 0.02 is for widths of thousands: here nothing would be learned for hundreds of steps.
+                initializer_range=width**-0.5,
                 tie_word_embeddings=False,
                 bos_token_id=None,
                 eos_token_id=ID["<eos>"],
@@ -131,9 +124,9 @@ def make_reasoner(seed: int, width: int = 96, layers: int = 3, heads: int = 6) -
 
 def train_reasoner(
     seed: int,
-    steps: int = 1100,
+    steps: int = 500,
     batch: int = 64,
-    rate: float = 3e-3,
+    rate: float = 4e-3,
     on_step: Callable[[int, float], None] | None = None,
     **shape: int,
 ) -> Any:
