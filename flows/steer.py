@@ -14,9 +14,9 @@ from tasks.output_folder import check_output, write_output
 from tasks.prepare.steps import source_fingerprint
 from tasks.report.publish import Report, publish, report_folder
 from tasks.report.steer import figures, log_policies, policy_table, tables, verdicts
+from tasks.steer.artefact import write_artefact
 from tasks.steer.config import QuestionSettings, SteerSettings
 from tasks.steer.questions import check_questions
-from tasks.steer.steer import write_artefact
 from tasks.steer.steps import answer_questions, build_questions, draw_forks, fit_steering
 from tasks.tracking import log_input
 

@@ -75,6 +75,12 @@ class EvaluateConfig(EvaluateSettings):
     )
     tasks: str = path("prepared/tasks", "Folder of task sets", 2)
     text: str = path("prepared/text", "Folder of held-out text; 'none' leaves perplexity out", 3)
+    steering: str = path(
+        NONE,
+        "Folder that the steer flow wrote: the model it was fitted on also answers its test questions, plainly and "
+        "steered; 'none' leaves this out",
+        4,
+    )
     report: ReportSettings = Field(
         ReportSettings(), description="Where the results go", json_schema_extra={"position": 91}
     )

@@ -22,6 +22,7 @@ def evaluate_model(
     out: Path,
     base: Path | None = None,
     dense: Path | None = None,
+    steering: Path | None = None,
 ) -> dict[str, Any]:
     """Score a full model, or an adapter on its base; the same inputs give the same metrics.
 
@@ -33,6 +34,8 @@ def evaluate_model(
         out: gets `items.parquet` (one row an item), `metrics.json` and `harness/<task>.yaml`.
         base: the base model's folder; needed for an adapter.
         dense: folder of the model that this one was compressed from; needed for the probe.
+        steering: what the steer flow wrote for this model: its test questions are answered plainly, with rollback alone
+            and steered, under `steering/<policy>/...`, whatever the split.
 
     Returns:
         metrics: flat, `<split>/<task>/<metric>`, `<split>/mean/<metric>`, `text/...`, `size/...`, `public/...`; each
@@ -93,6 +96,13 @@ def evaluate_model(
         outlook = {"outlook": survivals}
         clock.lap("probe_seconds")
 
+    if steering is not None:
+        from tasks.steer.artefact import steered_metrics
+
+        answered, seconds = steered_metrics(network, tokenizer, steering)
+        metrics |= answered
+        timings |= seconds
+        clock.lap("steering_seconds")
     write_items(items, out)
     summary = {
         "metrics": metrics,

@@ -21,6 +21,7 @@ def evaluate(
     base: Reference | None = None,
     text: Reference | None = None,
     dense: Reference | None = None,
+    steering: Reference | None = None,
 ) -> dict[str, Any]:
     """Score one candidate on task sets, held-out text, size and speed."""
     return evaluate_model(
@@ -31,4 +32,5 @@ def evaluate(
         out,
         base.expect("model") if base else None,
         dense.expect("model") if dense else None,
+        steering.expect("data") if steering else None,
     )

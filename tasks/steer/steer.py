@@ -28,7 +28,6 @@ from tasks.reference import Reference
 from tasks.steer.config import DrawSettings, SteerSettings
 from tasks.steer.questions import as_problems, read_questions
 from tasks.train.expert_folder import write_json
-from tasks.train.loading import weights_digest
 
 RECORD, CHAINS, FORKS, HEADS, PARTS = (
     "steer.json",
@@ -160,26 +159,6 @@ def fit_steering(out: Path, *, settings: SteerSettings, model: Reference, forks:
         "probe_accuracy_of_all": float(np.nanmean(steering.accuracy_)),
         "fisher_ratio": float(np.nanmean([steering.ratio_[place] for place in chosen])),
     }
-
-
-def write_artefact(
-    out: Path, settings: SteerSettings, model: Path, questions: Path, steering: Path, facts: dict[str, Any]
-) -> None:
-    """What a person keeps beside the model: the steering, how to draw, and the questions it was compared on."""
-    for name in ("steering.safetensors", "steering.json"):
-        shutil.copy(steering / name, out / name)
-    shutil.copytree(questions, out / QUESTIONS)
-    write_json(
-        out / RECORD,
-        {
-            "model": weights_digest(model),
-            "draw": settings.draw.model_dump(mode="json"),
-            "tau_decay": settings.tau_decay,
-            "scope": settings.scope,
-            "seed": settings.seed,
-            "facts": facts,
-        },
-    )
 
 
 def answer_questions(
