@@ -208,16 +208,19 @@ def _bank_claims(
         )
         for size in sizes
     )
-    good = [float(np.mean(largest["good"][size])) for size in sizes]
-    steep = slope(sizes, good)
+    there = [size for size in sizes if largest["good"][size]]
+    if len(there) < 2:
+        return  # the bank holds no good solution: nothing to compare
+    steep = slope(there, [float(np.mean(largest["good"][size])) for size in there])
     text = f"slope of log error on good solutions against log size on {data}"
-    late = [size for size in sizes if size >= 400 and largest["bad"][size]]
+    late = [size for size in there if size >= 400 and largest["bad"][size]]
     ratios = [float(np.mean(largest["good"][s]) / np.mean(largest["bad"][s])) for s in late]
     ratio_text = f"error on good solutions relative to bad ones on {data}, sizes from 400 on"
     if data == "data":
         yield at_most(f"real/{data}/slope/good_error", text, [steep], -0.4)
         yield at_least(f"real/{data}/slope/good_error_low", text, [steep], -0.75)
-        yield at_most(f"real/{data}/good_to_bad", ratio_text, ratios, 0.75, "each")
+        if ratios:
+            yield at_most(f"real/{data}/good_to_bad", ratio_text, ratios, 0.75, "each")
     else:
         yield told(f"real/{data}/slope/good_error", text, [steep])
         if ratios:

@@ -137,19 +137,22 @@ def colours() -> np.ndarray:
     return np.asarray(load_sample_image("flower.jpg").reshape(-1, 3) / 255.0)
 
 
-@step("study-approx-coresets-points", kind="data", version=VERSION, timeout_seconds=3600)
-def study_points(out: Path, *, source: Reference) -> dict[str, Any]:
-    """The rows of the data as a matrix."""
-    path = source.expect("data")
+def write_points(out: Path, source: Path) -> dict[str, Any]:
+    """`points.npy`: the rows of the data as a matrix."""
     with threadpool_limits(1):
-        X = load_rows(path)
+        X = load_rows(source)
     np.save(out / "points.npy", X)
     return {"rows": int(X.shape[0]), "columns": int(X.shape[1])}
 
 
-@step("study-approx-coresets-reference", kind="data", version=VERSION, timeout_seconds=24 * 3600)
-def study_reference(out: Path, *, points: Reference | None, name: str, k: int, runs: int) -> dict[str, Any]:
-    """Full-data solutions and the bank of solutions of a data set, with their costs on all rows."""
+@step("study-approx-coresets-points", kind="data", version=VERSION, timeout_seconds=3600)
+def study_points(out: Path, *, source: Reference) -> dict[str, Any]:
+    """The rows of the data as a matrix."""
+    return write_points(out, source.expect("data"))
+
+
+def write_reference(out: Path, points: Reference | None, name: str, k: int, runs: int) -> dict[str, Any]:
+    """`bank.npz` and `costs.json`: solutions of a data set and their costs on all rows."""
     X = points_of(points, name)
     start = time.perf_counter()
     with threadpool_limits(1):
@@ -157,6 +160,12 @@ def study_reference(out: Path, *, points: Reference | None, name: str, k: int, r
     np.savez(out / "bank.npz", **{key.replace("/", "|"): centres for key, centres in bank.items()})
     (out / "costs.json").write_text(json.dumps(costs, sort_keys=True))
     return {"best": min(costs.values()), "timings": {"solving": time.perf_counter() - start}}
+
+
+@step("study-approx-coresets-reference", kind="data", version=VERSION, timeout_seconds=24 * 3600)
+def study_reference(out: Path, *, points: Reference | None, name: str, k: int, runs: int) -> dict[str, Any]:
+    """Full-data solutions and the bank of solutions of a data set, with their costs on all rows."""
+    return write_reference(out, points, name, k, runs)
 
 
 def points_of(points: Reference | None, name: str) -> np.ndarray:
