@@ -10,7 +10,7 @@ from flows.steps_config import CompressConfig
 from flows.task_runner import task_runner
 from methods.common.errors import DataError
 from tasks.candidates import Candidate, best_on_select, save_candidates
-from tasks.compress.compress import check_compression
+from tasks.compress.compress import check_calibration, check_compression
 from tasks.output_folder import check_output
 from tasks.report.publish import Report, publish, report_folder
 from tasks.report.summaries import candidates_table
@@ -19,7 +19,7 @@ from tasks.report.summaries import candidates_table
 def check(config: CompressConfig) -> None:
     """Refuse missing inputs, a model that a recipe cannot take, and an output folder that holds other files."""
     check_compression(config.recipes, chosen_model(config).reference.path)
-    existing("text", config.text)
+    check_calibration(config.recipes, existing("text", config.text))
     check_output(Path(config.output), [Path(config.model), Path(config.text)])
 
 

@@ -5,10 +5,18 @@ from collections.abc import Sequence
 from prefect import flow
 
 from flows.pipeline import open_run
-from flows.stages import evaluate_candidates, existing, given_candidates, publish_comparison
+from flows.stages import (
+    check_probe,
+    evaluate_candidates,
+    existing,
+    given_candidates,
+    publish_comparison,
+)
 from flows.steps_config import NONE, EvaluateConfig
 from flows.task_runner import task_runner
 from tasks.candidates import Candidate
+from tasks.compress.record import refuse_seen_text
+from tasks.evaluate.perplexity import read_text
 from tasks.merge.experts import expert_doubts
 from tasks.notices import say_once
 from tasks.reference import Reference
@@ -17,10 +25,15 @@ from tasks.train.loading import weights_digest
 
 
 def check(config: EvaluateConfig) -> None:
-    """Refuse missing inputs."""
-    given_candidates(config.models, optional("base", config.base))
+    """Refuse missing inputs, a probe without an original, and text that a model's compression has read."""
+    candidates = given_candidates(config.models, optional("base", config.base))
     existing("tasks", config.tasks)
-    optional("text", config.text)
+    text = optional("text", config.text)
+    check_probe(config, candidates)
+    if text is not None:
+        documents = read_text(text.path)
+        for candidate in candidates:
+            refuse_seen_text(candidate.reference.path, candidate.name, documents)
 
 
 def optional(kind: str, path: str) -> Reference | None:

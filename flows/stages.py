@@ -1,15 +1,18 @@
 """The lifecycle's stages as functions on candidates; the lifecycle chains them, each step's own flow calls one."""
 
+import json
 import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
 from flows.task_runner import start
-from methods.common.errors import DataError
+from methods.common.errors import ConfigError, DataError
+from methods.common.reading_limit import longest_input
 from tasks.candidates import Candidate, load_candidates
 from tasks.compress.compress import check_compression
 from tasks.compress.config import CompressSettings
+from tasks.compress.record import parent_digest
 from tasks.compress.steps import compress
 from tasks.config import Config
 from tasks.evaluate.config import EvaluateSettings
@@ -218,7 +221,7 @@ def evaluate_candidates(
             "tasks": tasks,
             "text": text,
         }
-        if settings.probe_prompts and (dense := _dense_parent(candidate, candidates)):
+        if settings.probe_prompts and (dense := dense_parent(candidate, candidates)):
             inputs["dense"] = dense
         futures[candidate.name] = start(evaluate, ctx, f"evaluate {candidate.name}", inputs)
     results = {name: future.result() for name, future in futures.items()}
@@ -227,12 +230,44 @@ def evaluate_candidates(
     return results
 
 
-def _dense_parent(candidate: Candidate, candidates: Sequence[Candidate]) -> Reference | None:
-    """The full model that a compressed candidate was made from, when it is among the candidates."""
-    if candidate.stage != "compressed":
-        return None
-    found = [other.reference for other in candidates if other.name in candidate.parents]
-    return next((reference for reference in found if reference.kind == "model"), None)
+def dense_parent(candidate: Candidate, candidates: Sequence[Candidate]) -> Reference | None:
+    """The full model that a compressed candidate was made from, when it is among the candidates.
+
+    By content, as the folder's record tells it: names differ from flow to flow.
+    """
+    digest = parent_digest(candidate.reference.path)
+    models = [other.reference for other in candidates if other.reference.kind == "model"]
+    return next((reference for reference in models if reference.digest == digest), None)
+
+
+def check_steps(field: str, steps: int, model: Path) -> None:
+    """Refuse to let a model write more than it can read. Raises ConfigError."""
+    limit = longest_input(json.loads((model / "config.json").read_text(encoding="utf-8")))
+    if limit is not None and steps >= limit:
+        raise ConfigError(
+            f"{field} {steps}: the model reads at most {limit} tokens, the prompt among them; set less"
+        )
+
+
+def check_probe(settings: EvaluateSettings, candidates: Sequence[Candidate]) -> None:
+    """Refuse a probe that cannot be made, before any work starts.
+
+    Raises:
+        DataError: no compressed model, or one whose original is not given.
+        ConfigError: more steps than the models can read.
+    """
+    if not settings.probe_prompts:
+        return
+    compressed = [c for c in candidates if parent_digest(c.reference.path)]
+    if not compressed:
+        raise DataError("probe_prompts: none of the models is a compressed one; set it to 0")
+    for candidate in compressed:
+        if dense_parent(candidate, candidates) is None:
+            raise DataError(
+                f"probe_prompts: the model that {candidate.name} was made from is not among the models, or was changed "
+                "since; add its folder to models, or set probe_prompts to 0"
+            )
+        check_steps("probe_steps", settings.probe_steps, candidate.reference.path)
 
 
 def _candidate(

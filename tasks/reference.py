@@ -12,10 +12,12 @@ from tasks.config import Config
 
 Kind = Literal["model", "adapter", "tasks", "text", "data", "bank", "report"]
 
-# Measured times differ from run to run, and the marker only says where a copy came from: no part of the identity.
+# Measured times differ from run to run, the marker says where a copy came from, the documents what a model has read:
+# no part of the identity.
 EXPORT_MARKER = ".seedloom.json"
 SETTLED_NS = 2_000_000_000
-NOT_CONTENT = frozenset({"timings.json", EXPORT_MARKER})
+CALIBRATION_DOCUMENTS = "calibration_documents.txt"
+NOT_CONTENT = frozenset({"timings.json", EXPORT_MARKER, CALIBRATION_DOCUMENTS})
 
 
 class Reference(Config):

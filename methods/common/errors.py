@@ -6,6 +6,8 @@ A user's mistake is one line that names the field, the value and the remedy; the
 
 from __future__ import annotations
 
+from numbers import Integral
+
 
 class ConfigError(ValueError):
     """A setting is wrong or does not fit the others: known before any work starts."""
@@ -17,3 +19,10 @@ class DataError(ValueError):
 
 class NumericalError(RuntimeError):
     """A computation left the finite numbers (NaN, infinity) or did not converge."""
+
+
+def at_least(field: str, value: int, least: int) -> int:
+    """Refuse a number that is no integer or too small. Raises ConfigError."""
+    if not isinstance(value, Integral) or value < least:
+        raise ConfigError(f"{field} {value!r}: give an integer of at least {least}")
+    return int(value)

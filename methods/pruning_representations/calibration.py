@@ -16,9 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from methods.common.errors import ConfigError, DataError
+from methods.common.errors import ConfigError, DataError, at_least
 from methods.common.hooks import block_calls, inputs_observed
 from methods.common.linear_layers import LinearLayer, linear_layers, oriented_weight, residual_blocks
+from methods.common.reading_limit import longest_input
 
 
 class Observer(Protocol):
@@ -44,6 +45,9 @@ def sample_sequences(
         raise ConfigError(
             f"calibration of {sequences} sequences of {length} tokens: give at least 1 of at least 2"
         )
+    at_least("seed", seed, 0)
+    if isinstance(texts, str):
+        raise DataError("calibration text is one string; give a list of documents")
     documents = [text for text in texts if text.strip()]
     if not documents:
         raise DataError("calibration text is empty: give a text data set with at least one document")
@@ -64,6 +68,25 @@ def sample_sequences(
             "shorter sequences"
         )
     return torch.tensor([opening + stream[i * body : (i + 1) * body] for i in range(count)])
+
+
+def check_tokens(input_ids: Tensor, model: nn.Module) -> None:
+    """Refuse what is no batch of the model's token ids. Raises DataError."""
+    if input_ids.ndim != 2 or input_ids.numel() == 0:
+        raise DataError(
+            f"calibration is empty: its shape is {tuple(input_ids.shape)}, not [sequences, length]"
+        )
+    config: Any = model.config
+    size = getattr(config, "vocab_size", None)
+    if input_ids.is_floating_point() or (size and not 0 <= input_ids.min() <= input_ids.max() < size):
+        raise DataError(
+            f"calibration: holds other values than token ids of the model, 0 to {(size or 1) - 1}"
+        )
+    limit = longest_input(config.to_dict())
+    if limit is not None and input_ids.shape[1] > limit:
+        raise DataError(
+            f"calibration: {input_ids.shape[1]} tokens a sequence, the model reads at most {limit}; give shorter ones"
+        )
 
 
 @torch.no_grad()
@@ -93,12 +116,11 @@ def prune_blocks(
         on_block: progress.
 
     Raises:
-        DataError: no calibration tokens.
+        DataError: no calibration tokens, or tokens that the model does not have.
+        ConfigError: batch_size < 1.
     """
-    if input_ids.ndim != 2 or input_ids.numel() == 0:
-        raise DataError(
-            f"calibration is empty: its shape is {tuple(input_ids.shape)}, not [sequences, length]"
-        )
+    check_tokens(input_ids, model)
+    at_least("batch_size", batch_size, 1)
     blocks = residual_blocks(model)
     training, home = model.training, next(model.parameters()).device
     model.eval()

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from methods.common.errors import DataError
+from methods.common.errors import ConfigError, DataError
+from methods.common.reading_limit import longest_input
 from methods.common.sublayers import output_head
 
 
@@ -26,6 +27,21 @@ def pad_left(rows: Sequence[Sequence[int]], device: torch.device | str) -> dict[
     positions = (mask.cumsum(-1) - 1).clamp_(min=0)
     named = (("input_ids", ids), ("attention_mask", mask), ("position_ids", positions))
     return {name: value.to(device) for name, value in named}
+
+
+def readable(model: nn.Module, rows: Sequence[Sequence[int]], more: int = 0) -> list[list[int]]:
+    """The rows; of those too long for the model, the last tokens, so that `more` tokens can follow.
+
+    Raises:
+        ConfigError: no room for a prompt before so many tokens.
+    """
+    config: Any = model.config
+    limit = longest_input(config.to_dict())
+    if limit is None:
+        return [list(row) for row in rows]
+    if more >= limit:
+        raise ConfigError(f"{more} tokens to write: the model reads at most {limit} in all; give fewer")
+    return [list(row[-(limit - more) :]) for row in rows]
 
 
 class Writer:
@@ -102,11 +118,12 @@ def write(
 
     Args:
         model: a causal language model.
-        rows: prompts as token ids.
+        rows: prompts as token ids; one that is too long loses its start.
         max_new_tokens: at most so many for each.
         stop: whether a continuation is finished, given all its tokens; the last one is kept.
         batch_size: prompts at a time; those of like length share a batch.
     """
+    rows = readable(model, rows, max_new_tokens)
     results: list[list[int]] = [[] for _ in rows]
     order = sorted(range(len(rows)), key=lambda i: (-len(rows[i]), i))
     for start in range(0, len(order), batch_size):

@@ -69,6 +69,8 @@ def drop_sublayers(
 
 
 def _checked(kind: str, layers: Iterable[int], count: int) -> set[int]:
+    if not isinstance(layers, Iterable):
+        raise ConfigError(f"{kind} {layers!r}: give a list of layers")
     given = list(layers)
     for layer in given:
         if not isinstance(layer, int) or isinstance(layer, bool) or not 0 <= layer < count:

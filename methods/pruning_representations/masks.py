@@ -35,7 +35,7 @@ def parse_pattern(pattern: Pattern) -> tuple[int, int] | None:
         pair = (int(match[1]), int(match[2])) if match else (0, 0)
     else:
         pair = pattern
-    if not 0 < pair[0] < pair[1]:
+    if len(pair) != 2 or not 0 < pair[0] < pair[1]:
         raise ConfigError(f"pattern {pattern!r}: give 'unstructured' or 'n:m' with 0 < n < m, such as '2:4'")
     return pair
 
@@ -46,9 +46,9 @@ def check_sparsity(sparsity: float, pattern: tuple[int, int] | None) -> float:
     Raises:
         ConfigError: outside [0, 1), or not what the pattern removes (0 switches either off).
     """
-    if not 0 <= sparsity < 1:
-        raise ConfigError(f"sparsity {sparsity}: give a share of weights to remove in [0, 1)")
-    if pattern is not None and sparsity not in (0, 1 - pattern[0] / pattern[1]):
+    if not isinstance(sparsity, int | float) or not 0 <= sparsity < 1:
+        raise ConfigError(f"sparsity {sparsity!r}: give a share of weights to remove in [0, 1)")
+    if pattern is not None and min(sparsity, abs(sparsity - (1 - pattern[0] / pattern[1]))) > 1e-9:
         n, m = pattern
         raise ConfigError(f"sparsity {sparsity}: the pattern {n}:{m} removes exactly {1 - n / m:g}; set that")
     return sparsity
@@ -74,6 +74,8 @@ def keep_mask(
         ConfigError: inputs that m does not divide.
     """
     check_sparsity(sparsity, pattern)
+    if compare not in ("layer", "row"):
+        raise ConfigError(f"compare {compare!r}: give 'layer' or 'row'")
     values: Floats = scores.detach().to("cpu", torch.float32).contiguous().numpy()
     if np.isnan(values.max(initial=0)):
         raise NumericalError(

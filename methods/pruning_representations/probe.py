@@ -15,18 +15,26 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from methods.common.errors import ConfigError, DataError, NumericalError
+from methods.common.errors import ConfigError, DataError, NumericalError, at_least
 from methods.common.open_text import open_tokens
-from methods.common.sublayers import layout_of, logits_of, output_head
+from methods.common.reading_limit import longest_input
+from methods.common.sublayers import blocks_of, layout_of, logits_of, output_head
 from methods.pruning_representations.compare import compare_logits, compare_states, compare_top
-from methods.pruning_representations.decoding import Writer, choose, head_input, pad_left, write
+from methods.pruning_representations.decoding import (
+    Writer,
+    choose,
+    head_input,
+    pad_left,
+    readable,
+    write,
+)
 from methods.pruning_representations.second_order import (
     check_temperature,
     cosine_of_probabilities,
     kl,
     second_order_kl,
 )
-from methods.pruning_representations.streams import Counterfactual, Probed, streams
+from methods.pruning_representations.streams import Counterfactual, Probed, check_probed, streams
 from methods.pruning_representations.tables import LayerTable, OptionTable, StepTable
 
 # Rows of logits at a time: 32 x 50k in float32 are 6 MB, and a comparison holds about ten such; with more, the heap
@@ -88,7 +96,7 @@ class RepresentationProbe:
             other: a compressed version of the model.
             sublayer: `attn`, `mlp`, `block`, or `all` for attn and mlp.
             max_tokens: positions to look at, spread evenly over the texts; each has at least 8 tokens before it.
-            max_length: a longer text is cut to this many tokens.
+            max_length: a longer text is cut to this many tokens, or to what the model can read.
             steps: above 0, each text is continued greedily by the dense model for so many tokens, and only the
                 positions that wrote them are looked at (the paper's own protocol).
             logits: also compare logits and probabilities, which is most of the cost.
@@ -96,18 +104,27 @@ class RepresentationProbe:
 
         Raises:
             DataError: no text, texts too short, or models that do not correspond.
-            ConfigError: `mode` without or with `other`.
+            ConfigError: `mode` without or with `other`, another sublayer, no layer, a number out of bounds.
         """
+        if mode not in ("dropped", "pruned"):
+            raise ConfigError(f"mode {mode!r}: give 'dropped' or 'pruned'")
         if (mode == "pruned") == (other is None):
             raise ConfigError(f"mode {mode!r}: {'needs' if other is None else 'takes no'} other model")
-        if max_tokens < 1:
-            raise ConfigError(f"max_tokens {max_tokens}: give at least 1")
+        at_least("max_tokens", max_tokens, 1)
+        at_least("max_length", max_length, 1)
+        at_least("steps", steps, 0)
         layout_of(self.model)
+        count = len(blocks_of(self.model))
+        wanted = set(range(count)) if layers is None else {layer for layer in layers if 0 <= layer < count}
+        if not wanted:
+            raise ConfigError(f"layers: none of this model's; it has 0 to {count - 1}")
         rows, starts = self._rows(texts, max_length, steps)
         picks = _spread(rows, starts, max_tokens)
-        counterfactual = Counterfactual(self._ready(other), self.model) if other is not None else None
-        kinds: tuple[Probed, ...] = ("attn", "mlp") if sublayer == "all" else (sublayer,)
-        wanted = None if layers is None else set(layers)
+        kinds: tuple[Probed, ...] = ("attn", "mlp") if sublayer == "all" else (check_probed(sublayer),)
+        counterfactual = None
+        if other is not None:
+            self._same_vocabulary(other)
+            counterfactual = Counterfactual(self._ready(other), self.model)
         frames = []
         token = 0
         for number, (row, places) in enumerate(zip(rows, picks, strict=True)):
@@ -130,9 +147,12 @@ class RepresentationProbe:
 
     def _rows(self, texts: Sequence[str], max_length: int, steps: int) -> tuple[list[list[int]], list[int]]:
         """Token ids of each text, and the first position that may be looked at."""
-        rows = [open_tokens(self.tokenizer, text)[:max_length] for text in texts]
+        rows = [open_tokens(self.tokenizer, text) for text in texts]
         if not rows:
             raise DataError("no texts to probe; give at least one")
+        limit = longest_input(self.model.config.to_dict())  # type: ignore[union-attr, operator]
+        length = max_length if limit is None else min(max_length, limit - steps)
+        rows = [row[: max(1, length)] for row in rows]
         if steps == 0:
             return rows, [MIN_CONTEXT] * len(rows)
         written = write(self.model, rows, max_new_tokens=steps)
@@ -145,18 +165,18 @@ class RepresentationProbe:
         picked: Tensor,
         kinds: tuple[Probed, ...],
         counterfactual: Counterfactual | None,
-        wanted: set[int] | None,
+        wanted: set[int],
     ) -> Iterator[tuple[Probed, int, Tensor, Tensor]]:
         if counterfactual is None:
             for index, stream in enumerate(streams(self.model, ids, picked)):
-                if wanted is None or index in wanted:
+                if index in wanted:
                     for kind in kinds:
                         yield kind, index, *stream.pair(kind)
             return
         whole = streams(self.model, ids)
         for kind in kinds:
             for index, h, h2 in counterfactual.pairs(ids, whole, kind, picked):
-                if wanted is None or index in wanted:
+                if index in wanted:
                     yield kind, index, h, h2
 
     def _compare_lens(self, h: Tensor, h2: Tensor) -> dict[str, np.ndarray]:
@@ -184,7 +204,7 @@ class RepresentationProbe:
         Args:
             prompts: at least one.
             other: a compressed version of the model, with the same vocabulary.
-            max_new_tokens: steps.
+            max_new_tokens: steps; a prompt that leaves the model no room for them loses its start.
             do_sample: draw tokens at the probe's temperature, both models by the same random numbers; else the most
                 probable.
             seed: of these numbers.
@@ -196,12 +216,16 @@ class RepresentationProbe:
 
         Raises:
             DataError: no prompt, or another vocabulary.
+            ConfigError: no steps, or more than the model can read.
         """
         other = self._ready(other)
         self._same_vocabulary(other)
-        rows = [open_tokens(self.tokenizer, prompt) for prompt in prompts]
-        if not rows:
+        if not prompts:
             raise DataError("no prompts to probe; give at least one")
+        at_least("max_new_tokens", max_new_tokens, 1)
+        at_least("batch_size", batch_size, 1)
+        rows = [open_tokens(self.tokenizer, prompt) for prompt in prompts]
+        rows = readable(self.model, rows, max_new_tokens)
         uniform = torch.rand(max_new_tokens, len(rows), generator=torch.Generator().manual_seed(seed))
         frames: list[pd.DataFrame] = []
         texts: list[tuple[str, str]] = []
@@ -301,7 +325,7 @@ class RepresentationProbe:
         """Protocol C: the next token after each question, over all tokens and over the options alone.
 
         Args:
-            questions: prompts that end where the answer's token comes next.
+            questions: prompts that end where the answer's token comes next; one that is too long loses its start.
             option_strings: the answers, each a single token, all different.
             other: a compressed version of the model.
             batch_size: questions at a time; those of like length share a batch.
@@ -310,14 +334,13 @@ class RepresentationProbe:
             ConfigError: an option of several tokens, or two that are the same token.
             DataError: no question, or another vocabulary.
         """
-        if other is None:
-            raise ConfigError("options: needs other model; give the compressed one")
         other = self._ready(other)
         self._same_vocabulary(other)
         if not questions:
             raise DataError("no questions to probe; give at least one")
+        at_least("batch_size", batch_size, 1)
         index = torch.tensor(option_tokens(self.tokenizer, option_strings))
-        rows = [open_tokens(self.tokenizer, question) for question in questions]
+        rows = readable(self.model, [open_tokens(self.tokenizer, question) for question in questions])
         order = sorted(range(len(rows)), key=lambda i: (len(rows[i]), i))
         frames = []
         for start in range(0, len(order), batch_size):
@@ -356,7 +379,8 @@ class RepresentationProbe:
         return frame
 
     def _ready(self, other: nn.Module | None) -> nn.Module:
-        assert other is not None
+        if other is None:
+            raise ConfigError("other: is no model; give the compressed one")
         return other.to(self.device).eval() if self.device is not None else other.eval()
 
     def _same_vocabulary(self, other: nn.Module) -> None:

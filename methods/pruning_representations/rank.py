@@ -11,16 +11,18 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from methods.common.errors import ConfigError, DataError
+from methods.common.errors import ConfigError, at_least
 from methods.common.sublayers import blocks_of, is_removed, layout_of, logits_of, without_sublayer
+from methods.pruning_representations.calibration import check_tokens
 from methods.pruning_representations.second_order import angular, check_temperature, second_order_kl
-from methods.pruning_representations.streams import Probed, streams
+from methods.pruning_representations.streams import Probed, check_probed, streams
 
 Criterion = Literal["cosine", "kl_estimate", "block_influence"]
 
@@ -72,22 +74,22 @@ def rank_layers(
 
     Raises:
         ConfigError: n not below the number of layers, or a criterion that does not fit the sublayer.
-        DataError: no calibration tokens.
+        DataError: no calibration tokens, or tokens that the model does not have.
     """
     if criterion not in ("cosine", "kl_estimate", "block_influence"):
         raise ConfigError(f"criterion {criterion!r}: give 'cosine', 'kl_estimate' or 'block_influence'")
     if criterion == "block_influence" and sublayer != "block":
         raise ConfigError(f"criterion 'block_influence': ranks blocks, not sublayer {sublayer!r}")
+    check_probed(sublayer)
     check_temperature(temperature)
-    if calibration.ndim != 2 or calibration.numel() == 0:
-        raise DataError(
-            f"calibration is empty: its shape is {tuple(calibration.shape)}, not [sequences, length]"
-        )
+    at_least("kl_tokens", kl_tokens, 1)
+    at_least("batch_size", batch_size, 1)
     layout, blocks = layout_of(model), blocks_of(model)
+    check_tokens(calibration, model)
     parts: tuple[Literal["attn", "mlp"], ...] = ("attn", "mlp") if sublayer == "block" else (sublayer,)
     present = [i for i, block in enumerate(blocks) if not all(is_removed(block, layout, p) for p in parts)]
     count = len(present) - 1 if n is None else n
-    if not 0 <= count < len(present):
+    if not isinstance(count, Integral) or not 0 <= count < len(present):
         raise ConfigError(
             f"n {count}: the model has {len(present)} layers with {sublayer}; give less than that"
         )

@@ -10,6 +10,7 @@ divergence, whose Hessian (diag p - p p^T) / T^2 gives the variance in `second_o
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -46,7 +47,8 @@ def angular(h: Tensor, h2: Tensor) -> Angular:
     alpha = (dh * h).sum(-1) / norm2
     across = (dh - alpha[..., None] * h).square().sum(-1)
     beta = (across / norm2).sqrt()
-    exact = (1 + alpha) / ((1 + alpha).square() + beta.square()).sqrt()
+    # A state that becomes zero has no angle: its cosine counts as 0 in both forms.
+    exact = (1 + alpha) / ((1 + alpha).square() + beta.square()).sqrt().clamp_min(torch.finfo(h.dtype).tiny)
     cosine = (h * h2).sum(-1) / (norm2.sqrt() * h2.square().sum(-1).sqrt()).clamp_min(
         torch.finfo(h.dtype).tiny
     )
@@ -108,17 +110,17 @@ def _floats(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
     Raises:
         DataError: shapes differ.
-        NumericalError: NaN.
+        NumericalError: NaN or infinity.
     """
-    if a.shape[-1] != b.shape[-1]:
+    if a.shape != b.shape or not a.ndim:
         raise DataError(
-            f"the two states have {a.shape[-1]} and {b.shape[-1]} features; give models of one kind"
+            f"the two states have shapes {list(a.shape)} and {list(b.shape)}; give equal ones, of models of one kind"
         )
     dtype = torch.promote_types(torch.promote_types(a.dtype, b.dtype), torch.float32)
     for name, values in (("first", a), ("second", b)):
-        if bool(values.isnan().any()):
+        if not bool(values.isfinite().all()):
             raise NumericalError(
-                f"the {name} state holds NaN; the model's weights or activations are not finite"
+                f"the {name} state holds NaN or infinity; the model's weights or activations are not finite"
             )
     return a.to(dtype), b.to(dtype)
 
@@ -130,6 +132,6 @@ def _logits(z: Tensor, z2: Tensor, T: float) -> tuple[Tensor, Tensor]:
 
 def check_temperature(T: float) -> float:
     """Refuse a temperature that is not above 0. Raises ConfigError."""
-    if not T > 0:
-        raise ConfigError(f"temperature {T}: give a number above 0")
+    if not isinstance(T, int | float) or not 0 < T < math.inf:
+        raise ConfigError(f"temperature {T!r}: give a finite number above 0")
     return T

@@ -10,11 +10,18 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from methods.common.errors import DataError
+from methods.common.errors import ConfigError, DataError
 from methods.common.hooks import BlockCall, block_calls
 from methods.common.sublayers import blocks_of, first_inputs, is_parallel, layout_of, without_sublayer
 
 Probed = Literal["attn", "mlp", "block"]
+
+
+def check_probed(sublayer: Any) -> Probed:
+    """Refuse a name that is none of a sublayer. Raises ConfigError."""
+    if sublayer not in ("attn", "mlp", "block"):
+        raise ConfigError(f"sublayer {sublayer!r}: give 'attn', 'mlp' or 'block'")
+    return sublayer  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
@@ -95,7 +102,7 @@ class Counterfactual:
         dense: the dense model.
 
     Raises:
-        DataError: the widths differ, or the blocks cannot be matched.
+        DataError: the widths or architectures differ, or the blocks cannot be matched.
     """
 
     def __init__(self, other: nn.Module, dense: nn.Module) -> None:
@@ -105,6 +112,11 @@ class Counterfactual:
                 f"hidden sizes differ: {widths[0]} and {widths[1]}; give a compressed version of it"
             )
         self.other, self.layout = other, layout_of(other)
+        if self.layout != layout_of(dense):
+            raise DataError(
+                f"architectures differ: {dense.config.model_type} and {other.config.model_type}; give a compressed "  # type: ignore[union-attr]
+                "version of the dense model"
+            )
         self.blocks = blocks_of(other)
         names = [_names(model) for model in (dense, other)]
         if not set(names[1]) <= set(names[0]):

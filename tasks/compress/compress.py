@@ -8,11 +8,12 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from methods.common.errors import DataError
+from methods.common.errors import ConfigError, DataError
+from tasks.compress.prune import text_documents
 from tasks.compress.recipes import CompressionRecipe, compressor_for
+from tasks.compress.record import REPORT, note_calibration
 from tasks.reference import Reference
 
-REPORT = "compression.json"
 DENSE = "dense"
 # Everything else of the source folder goes along: tokenizer, chat template, generation settings, licence.
 NOT_COPIED = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf")
@@ -35,7 +36,10 @@ def check_compression(recipes: tuple[CompressionRecipe, ...], model: Path) -> No
             f"model {model}: holds {classes[0]}, no causal language model; compress takes no other"
         )
     for recipe in recipes:
-        recipe.check_model(config)
+        try:
+            recipe.check_model(config)
+        except (ConfigError, DataError) as error:
+            raise type(error)(f"recipe {recipe.label}: {error}") from error
 
 
 def compress_model(
@@ -88,6 +92,7 @@ def compress_model(
     facts = compressor_for(recipe)(out, recipe=recipe, model=folder, calibration=text, seed=seed)
     timings = facts.pop("timings", {})
     _copy_side_files(folder, out)
+    note_calibration(out, folder, text_documents(text) if text and recipe.uses_calibration else ())
     record = {
         "kind": recipe.kind,
         "label": recipe.label,
@@ -112,6 +117,12 @@ def calibration_part(text: Reference) -> Path:
     folder = text.expect("text")
     part = folder / "calibration"
     return part if part.is_dir() else folder
+
+
+def check_calibration(recipes: tuple[CompressionRecipe, ...], text: Reference) -> None:
+    """Refuse text that the recipes cannot read, before any work starts. Raises DataError."""
+    if any(recipe.uses_calibration for recipe in recipes):
+        next(text_documents(calibration_part(text)), None)
 
 
 def _check_finite(folder: Path) -> None:

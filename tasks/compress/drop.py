@@ -14,11 +14,20 @@ from tasks.compress.recipes import DropRecipe
 def check_layers(config: dict[str, Any], recipe: DropRecipe) -> None:
     """Refuse by config.json an unknown architecture or too many layers. DataError, ConfigError."""
     from methods.common.sublayers import require_layout
+    from methods.pruning_representations.dropped_models import ATTENTION, MLP
 
     require_layout(str(config.get("model_type")).removeprefix("dropped_"))
     count = config.get("num_hidden_layers") or config.get("n_layer")
-    if count is not None and recipe.layers >= count:
-        raise ConfigError(f"layers {recipe.layers}: the model has {count}; drop fewer than that")
+    if count is None:
+        return
+    # A block without either half is no block any more, so the lists share no index.
+    # A block that lost both halves is not counted any more.
+    gone = config.get({"attn": ATTENTION, "mlp": MLP}.get(recipe.sublayer, ""), ())
+    left = count - len(gone)
+    if recipe.layers >= left:
+        raise ConfigError(
+            f"layers {recipe.layers}: the model has {left} with {recipe.sublayer}; drop fewer than that"
+        )
 
 
 def drop_model(

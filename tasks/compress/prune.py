@@ -118,14 +118,15 @@ def text_documents(folder: Path) -> Iterator[str]:
         data = load_from_disk(str(folder))
     except (FileNotFoundError, ValueError, OSError) as error:
         raise DataError(
-            f"calibration {folder}: is no data set written by datasets.save_to_disk ({str(error).splitlines()[0]})"
+            f"text {folder}: is no data set written by datasets.save_to_disk; give a folder such as the prepare step's "
+            "text"
         ) from error
     columns = data.column_names
     if isinstance(columns, dict) or "text" not in columns:
-        raise DataError(f"calibration {folder}: has no column 'text' (it has {', '.join(map(str, columns))})")
+        raise DataError(f"text {folder}: has no column 'text' (it has {', '.join(map(str, columns))})")
     for text in data["text"]:
         if not isinstance(text, str):
-            raise DataError(f"calibration {folder}: column 'text' holds {type(text).__name__}, not strings")
+            raise DataError(f"text {folder}: column 'text' holds {type(text).__name__}, not strings")
         yield text
 
 

@@ -11,7 +11,7 @@ from tasks.reference import Reference
 from tasks.step import step
 
 
-@step("compress", kind="model", version="1", timeout_seconds=24 * 3600)
+@step("compress", kind="model", version="2", timeout_seconds=24 * 3600)
 def compress(
     out: Path,
     *,

@@ -227,6 +227,7 @@ def test_bad_inputs() -> None:
         ("attn", [3], "attn: 3 is no layer of this model; it has 0 to 2"),
         ("mlp", [-1], "mlp: -1 is no layer"),
         ("blocks", ["1"], "blocks: '1' is no layer"),
+        ("attn", 1, "attn 1: give a list of layers"),
         ("attn", [0, 1, 2], "attn: 3 of 3 layers would go; leave at least one"),
     ):
         with pytest.raises(ConfigError, match=message):

@@ -1,5 +1,7 @@
 """Masks: exact counts, order of ties, patterns; against brute force and torch.nn.utils.prune."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -77,8 +79,8 @@ def test_nan_scores_are_refused() -> None:
         keep_mask(scores, sparsity=0.5)
 
 
-@pytest.mark.parametrize("sparsity", [-0.1, 1.0, 1.5, float("nan")])
-def test_sparsity_out_of_bounds(sparsity: float) -> None:
+@pytest.mark.parametrize("sparsity", [-0.1, 1.0, 1.5, float("nan"), "half"])
+def test_sparsity_out_of_bounds(sparsity: Any) -> None:
     with pytest.raises(ConfigError, match=r"sparsity .*\[0, 1\)"):
         keep_mask(torch.ones(2, 8), sparsity=sparsity)
 
@@ -99,7 +101,7 @@ def test_patterns_in_words() -> None:
     assert parse_pattern(None) is None
 
 
-@pytest.mark.parametrize("pattern", ["4:2", "2:2", "0:4", "two", (0, 4), (4, 4), "2:4:8"])
+@pytest.mark.parametrize("pattern", ["4:2", "2:2", "0:4", "two", (0, 4), (4, 4), "2:4:8", (1, 2, 3)])
 def test_patterns_that_are_none(pattern: str | tuple[int, int]) -> None:
     with pytest.raises(ConfigError, match="pattern"):
         parse_pattern(pattern)

@@ -4,6 +4,7 @@ import copy
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -253,33 +254,85 @@ def test_hooks_are_gone_afterwards_and_after_an_error() -> None:
     )
 
 
-def test_bad_inputs() -> None:
-    model = tiny()
-    with pytest.raises(ConfigError, match=r"temperature 0\.0"):
-        probe(model, temperature=0.0)
-    with pytest.raises(ConfigError, match="mode 'pruned': needs other model"):
-        probe(model).layerwise(texts(), "pruned")
-    with pytest.raises(ConfigError, match="mode 'dropped': takes no other model"):
-        probe(model).layerwise(texts(), "dropped", model)
-    with pytest.raises(DataError, match="no texts to probe"):
-        probe(model).layerwise([])
-    with pytest.raises(DataError, match="no text has more than 8 tokens"):
-        probe(model).layerwise(["5 6 7"])
-    with pytest.raises(DataError, match="vocabularies differ: 61 and 62"):
-        probe(model).decoding(texts(), tiny(vocab_size=62))
-    with pytest.raises(DataError, match="no prompts"):
-        probe(model).decoding([], tiny())
-    with pytest.raises(DataError, match="blocks that do not correspond"):
-        probe(model).layerwise(texts(), "pruned", tiny(num_hidden_layers=4))
-    for options, message in (
-        (("5", "6 7"), "'6 7': is 2 tokens"),
-        (("5", "5"), "'5': is the same token as another"),
-        (("5",), "give at least two"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            probe(model).options(texts(), options, model)
+BAD_CALLS: list[tuple[str, dict[str, Any], type[Exception], str]] = [
+    ("layerwise", {"mode": "pruned"}, ConfigError, "mode 'pruned': needs other model"),
+    ("layerwise", {"other": tiny()}, ConfigError, "mode 'dropped': takes no other model"),
+    ("layerwise", {"mode": "drop"}, ConfigError, "mode 'drop': give 'dropped' or 'pruned'"),
+    (
+        "layerwise",
+        {"sublayer": "attention"},
+        ConfigError,
+        "sublayer 'attention': give 'attn', 'mlp' or 'block'",
+    ),
+    ("layerwise", {"max_tokens": 0}, ConfigError, "max_tokens 0: give an integer of at least 1"),
+    ("layerwise", {"max_length": 0}, ConfigError, "max_length 0: give"),
+    ("layerwise", {"steps": -1}, ConfigError, "steps -1: give"),
+    ("layerwise", {"steps": 64}, ConfigError, "64 tokens to write: the model reads at most 64"),
+    ("layerwise", {"layers": [3]}, ConfigError, "layers: none of this model's; it has 0 to 2"),
+    ("layerwise", {"texts": []}, DataError, "no texts to probe"),
+    ("layerwise", {"texts": ["5 6 7"]}, DataError, "no text has more than 8 tokens"),
+    (
+        "layerwise",
+        {"mode": "pruned", "other": tiny(num_hidden_layers=4)},
+        DataError,
+        "blocks that do not correspond",
+    ),
+    (
+        "layerwise",
+        {"mode": "pruned", "other": tiny("gemma2")},
+        DataError,
+        "architectures differ: llama and gemma2",
+    ),
+    ("layerwise", {"mode": "pruned", "other": tiny(vocab_size=62)}, DataError, "vocabularies differ"),
+    ("decoding", {"other": tiny(vocab_size=62)}, DataError, "vocabularies differ: 61 and 62"),
+    ("decoding", {"other": None}, ConfigError, "other: is no model"),
+    ("decoding", {"texts": []}, DataError, "no prompts"),
+    ("decoding", {"max_new_tokens": 0}, ConfigError, "max_new_tokens 0: give"),
+    ("decoding", {"max_new_tokens": 64}, ConfigError, "64 tokens to write: the model reads at most 64"),
+    ("decoding", {"batch_size": 0}, ConfigError, "batch_size 0: give"),
+    ("options", {"option_strings": ("5", "6 7")}, ConfigError, "'6 7': is 2 tokens"),
+    ("options", {"option_strings": ("5", "5")}, ConfigError, "'5': is the same token as another"),
+    ("options", {"option_strings": ("5",)}, ConfigError, "give at least two"),
+    ("options", {"other": None}, ConfigError, "other: is no model"),
+    ("options", {"texts": []}, DataError, "no questions"),
+    ("options", {"batch_size": 0}, ConfigError, "batch_size 0: give"),
+]
+
+
+@pytest.mark.parametrize(
+    ("call", "changes", "error", "message"), BAD_CALLS, ids=lambda value: str(value)[:40]
+)
+def test_bad_inputs(call: str, changes: dict[str, Any], error: type[Exception], message: str) -> None:
+    usual: dict[str, dict[str, Any]] = {
+        "layerwise": {},
+        "decoding": {"other": tiny(), "max_new_tokens": 4},
+        "options": {"other": tiny(), "option_strings": ("5", "6")},
+    }
+    given = usual[call] | changes
+    asked = given.pop("texts", texts())
+    with pytest.raises(error, match=message):
+        getattr(probe(tiny()), call)(asked, **given)
+
+
+@pytest.mark.parametrize("temperature", [0.0, -1.0, float("nan"), float("inf"), "1"])
+def test_bad_temperatures(temperature: Any) -> None:
+    with pytest.raises(ConfigError, match=r"temperature .*: give a finite number above 0"):
+        probe(tiny(), temperature=temperature)
+
+
+def test_a_prompt_that_leaves_no_room_loses_its_start() -> None:
+    model, long = tiny(), tokens(1, 80)[0].tolist()
+    cut = probe(model).decoding([prompt(long)], tiny(seed=1), 4).frame
+    pd.testing.assert_frame_equal(cut, probe(model).decoding([prompt(long[-60:])], tiny(seed=1), 4).frame)
+    asked = [
+        probe(model).options([prompt(row)], ("5", "6"), tiny(seed=1)).frame for row in (long, long[-64:])
+    ]
+    pd.testing.assert_frame_equal(*asked)
+
+
+def test_logits_that_are_not_finite_are_named() -> None:
     broken = tiny()
     with torch.no_grad():
         broken.lm_head.weight[3] = float("nan")
     with pytest.raises(NumericalError, match="the other model's logits hold NaN"):
-        probe(model).decoding(texts(), broken)
+        probe(tiny()).decoding(texts(), broken, 4)

@@ -180,6 +180,16 @@ def test_pattern_that_does_not_fit_is_refused_before_a_weight_changes() -> None:
 def test_bad_inputs() -> None:
     with pytest.raises(DataError, match=r"calibration is empty: its shape is \(0, 8\)"):
         wanda(tiny(), torch.empty(0, 8, dtype=torch.long))
+    for calibration, message in (
+        (tokens() + 1000, "other values than token ids of the model, 0 to 60"),
+        (tokens(1, 65), "65 tokens a sequence, the model reads at most 64"),
+    ):
+        with pytest.raises(DataError, match=message):
+            wanda(tiny(), calibration)
+    with pytest.raises(ConfigError, match="batch_size 0: give an integer of at least 1"):
+        wanda(tiny(), tokens(), batch_size=0)
+    with pytest.raises(ConfigError, match="compare 'column': give 'layer' or 'row'"):
+        magnitude(tiny(), compare="column")  # type: ignore[arg-type]
     with pytest.raises(UnknownArchitectureError, match="Linear"):
         magnitude(torch.nn.Linear(4, 4))
     broken = tiny()

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from methods.common.errors import ConfigError, DataError
+from methods.common.linear_layers import UnknownArchitectureError
 from methods.common.sublayers import blocks_of
 from methods.pruning_representations import drop_sublayers, rank_layers
 from methods.pruning_representations.second_order import second_order_kl
@@ -94,9 +95,21 @@ def test_bad_inputs() -> None:
         ({"criterion": "luck"}, "criterion 'luck'"),
         ({"criterion": "block_influence"}, "ranks blocks, not sublayer 'attn'"),
         ({"n": 3}, "n 3: the model has 3 layers with attn"),
+        ({"n": 1.5}, "n 1.5: the model has 3 layers"),
         ({"temperature": -1.0}, r"temperature -1\.0"),
+        ({"sublayer": "attention"}, "sublayer 'attention': give 'attn', 'mlp' or 'block'"),
+        ({"kl_tokens": 0}, "kl_tokens 0: give an integer of at least 1"),
+        ({"batch_size": 0}, "batch_size 0: give"),
     ):
         with pytest.raises(ConfigError, match=message):
             rank_layers(tiny(), tokens(), **given)
-    with pytest.raises(DataError, match="calibration is empty"):
-        rank_layers(tiny(), torch.empty(0, 4, dtype=torch.long))
+    for calibration, message in (
+        (torch.empty(0, 4, dtype=torch.long), "calibration is empty"),
+        (tokens() + 1000, "other values than token ids of the model, 0 to 60"),
+        (tokens().float(), "other values than token ids"),
+        (tokens(1, 65), "65 tokens a sequence, the model reads at most 64"),
+    ):
+        with pytest.raises(DataError, match=message):
+            rank_layers(tiny(), calibration)
+    with pytest.raises(UnknownArchitectureError, match="model_type 'Linear'"):
+        rank_layers(torch.nn.Linear(2, 2), tokens())

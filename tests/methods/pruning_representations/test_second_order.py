@@ -131,10 +131,18 @@ def test_bfloat16_is_computed_in_float32_and_leading_dimensions_stay() -> None:
 
 def test_bad_inputs() -> None:
     z = torch.zeros(3)
-    for T in (0.0, -1.0, float("nan")):
+    for T in (0.0, -1.0, float("nan"), float("inf")):
         with pytest.raises(ConfigError, match=f"temperature {T}"):
             kl(z, z, T)
-    with pytest.raises(DataError, match="3 and 4 features"):
-        second_order_kl(z, torch.zeros(4))
-    with pytest.raises(NumericalError, match="the second state holds NaN"):
-        second_order_cos(z, torch.full((3,), torch.nan))
+    for function in (second_order_kl, second_order_cos, angular):
+        for a, b in ((3, 4), ((2, 3), (4, 3)), ((), ())):
+            with pytest.raises(DataError, match="the two states have shapes"):
+                function(torch.zeros(a), torch.zeros(b))
+        for value in (torch.nan, torch.inf, -torch.inf):
+            with pytest.raises(NumericalError, match="the second state holds NaN or infinity"):
+                function(z, torch.full((3,), value))
+
+
+def test_a_state_that_becomes_zero_has_cosine_zero_in_both_forms() -> None:
+    found = angular(torch.ones(3), torch.zeros(3))
+    assert (float(found.cosine), float(found.exact)) == (0, 0)

@@ -71,7 +71,7 @@ def test_labels_tell_settings_apart_and_drop_refuses_what_does_not_fit() -> None
     llama = {"model_type": "llama", "num_hidden_layers": 4, "max_position_embeddings": 512}
     DropRecipe(layers=3).check_model(llama)
     DropRecipe(layers=3).check_model(llama | {"model_type": "dropped_llama"})
-    with pytest.raises(ConfigError, match="layers 4: the model has 4; drop fewer"):
+    with pytest.raises(ConfigError, match="layers 4: the model has 4 with attn; drop fewer"):
         DropRecipe().check_model(llama)
     with pytest.raises(DataError, match="model_type 't5' has no known attention and MLP"):
         DropRecipe().check_model({"model_type": "t5"})
