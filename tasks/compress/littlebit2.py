@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from methods.common.errors import DataError
 from tasks.compress.prune import progress_bar, text_documents
-from tasks.compress.recipes import LittleBitRecipe
+from tasks.compress.recipes import HISTORY, LittleBitRecipe
 
 if TYPE_CHECKING:
     from methods.littlebit2 import LittleBitConfig
 
 # What a killed attempt goes on from: finished layers and the training's checkpoint.
 PARTS = ".parts"
-HISTORY = "distillation.jsonl"
 CHECKPOINT_EVERY = 50  # steps
 
 

@@ -25,6 +25,8 @@ from methods.common.reading_limit import longest_input
 from tasks.config import Config
 
 ENTRY_POINTS = "seedloom.compressors"
+# A compressor that trains leaves its curve in this file of its folder: a JSON row a step, with the key `step`.
+HISTORY = "distillation.jsonl"
 
 
 class Compressor(Protocol):

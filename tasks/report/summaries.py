@@ -51,6 +51,8 @@ SHOWN: dict[str, tuple[str, float]] = {
     "size/bytes": ("file MB", 1e-6),
     "size/dense_bytes": ("was MB", 1e-6),
     "size/nominal_bits_per_weight": ("bits/weight", 1),
+    "size/stored_bits_per_weight": ("stored bits/weight", 1),
+    "size/whole_model_bits": ("bits/parameter of the file", 1),
     "sparsity": ("zeros %", 100),
     "parameters_kept_share": ("parameters kept %", 100),
     "error/mean": ("error of the weights", 1),

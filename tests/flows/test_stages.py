@@ -37,6 +37,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
         return Finished(StepResult(reference=reference(label), summary={}, timings={"seconds": 0.0}))
 
     monkeypatch.setattr(stages, "start", start)
+    monkeypatch.setattr(stages, "log_compressed", lambda *_: None)
     return seen
 
 
