@@ -1,6 +1,6 @@
 """Settings of the study of `littlebit2`. Imports nothing heavy."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
@@ -55,7 +55,7 @@ class ModelStudy(Config):
     tokens: int = Field(
         default=20_480, ge=1, description="Tokens of distillation text that each student reads"
     )
-    rates: tuple[float, ...] = Field(
+    rates: tuple[Annotated[float, Field(gt=0, le=1)], ...] = Field(
         default=(1e-3, 2e-3, 4e-3),
         min_length=1,
         description="Peak learning rates; of several, each start takes the one that does best in a short run, judged "
@@ -66,7 +66,7 @@ class ModelStudy(Config):
         ge=1,
         description="Tokens of the short runs that choose the learning rate and of the repeats",
     )
-    repeats: tuple[int, ...] = Field(
+    repeats: tuple[Annotated[int, Field(ge=0, le=2**31 - 1)], ...] = Field(
         default=(),
         description="Further seeds of rotation and order of the text, in short runs: the spread. None leaves them out",
     )
@@ -87,16 +87,7 @@ class ModelStudy(Config):
         description="Held-out tokens that are scored; as many others choose the learning rate",
     )
 
-    @field_validator("rates")
-    @classmethod
-    def _rates_in_range(cls, rates: tuple[float, ...]) -> tuple[float, ...]:
-        if any(not 0 < rate <= 1 for rate in rates) or len(set(rates)) < len(rates):
-            raise ValueError(
-                "learning rates are above 0, at most 1, and differ; such as [0.001, 0.002, 0.004]"
-            )
-        return rates
-
-    @field_validator("methods", "repeats")
+    @field_validator("methods", "rates", "repeats")
     @classmethod
     def _differ(cls, values: tuple[object, ...]) -> tuple[object, ...]:
         if len(set(values)) < len(values):
@@ -121,10 +112,15 @@ class LittleBit2Study(LittleBit2ModelStudy):
     profile: Literal["default", "full"] = Field(
         default="default",
         description="default: within minutes; full: more layers and seeds, and the model itself distilled and scored",
+        json_schema_extra={"position": 0},
     )
     weights: WeightsStudy = Field(default=WeightsStudy(), description="Reconstruction of the model's layers")
     small: SmallStudy = Field(default=SmallStudy(), description="Small models trained here")
-    distilled: ModelStudy = Field(default=ModelStudy(), description="The model itself, in the full profile")
+    distilled: ModelStudy = Field(
+        default=ModelStudy(),
+        description="The model itself, in the full profile",
+        json_schema_extra={"position": 80},
+    )
 
     def resolved(self) -> "LittleBit2Study":
         """The settings with what the profile adds to them."""
