@@ -33,6 +33,7 @@ from tasks.prepare.task_sets import few_examples
 from tasks.pretrain.config import CorpusSettings, PretrainSettings
 from tasks.pretrain.steps import build_corpus, pretrain
 from tasks.reference import Kind, Reference, reference_to
+from tasks.report.compressed import log_compressed
 from tasks.report.config import ReportSettings
 from tasks.report.lifecycle import compare
 from tasks.report.publish import Report, publish, report_folder
@@ -196,10 +197,13 @@ def compress_model(
         calibration = text if recipe.uses_calibration else None
         inputs = {"recipe": recipe, "model": model.reference, "calibration": calibration}
         futures.append((label, recipe.label, start(compress, ctx, label, inputs)))
-    return [
+    made = [
         _candidate(label, "compressed", recipe, future.result(), parents=(model.name,))
         for label, recipe, future in futures
     ]
+    for candidate in made:
+        log_compressed(ctx, candidate)
+    return made
 
 
 def evaluate_candidates(
