@@ -109,18 +109,23 @@ class PMATICCodec:
             raise ConfigError(
                 "Delta is missing: give it, or a reference (a second computation of the model) to measure it with"
             )
-        x = self.log_odds(predictor, texts) if texts else None
-        self._synchroniser = plan_design(
-            x,
-            self.Delta,
-            self.design,
-            delta=self.delta,
-            r=self.r,
-        )
+        return self.use(self._tree, self.log_odds(predictor, texts) if texts else None)
+
+    def use(self, tree: CodeTree, log_odds: np.ndarray | None) -> PMATICCodec:
+        """Fit the design on path events that were computed already; the bound must be known.
+
+        Args:
+            tree: of the events. log_odds: of calibration text; None fits nothing.
+
+        Raises:
+            ConfigError: no bound.
+        """
+        self._tree = tree
+        self._synchroniser = plan_design(log_odds, self.Delta, self.design, delta=self.delta, r=self.r)
         if self.helper_kind == "fixed":
             self._helper = Helper(fixed=min(max(round(ONE * base_share(self._synchroniser)), 1), ONE - 1))
-        elif x is not None:
-            self._helper = Helper.starting_at(self._synchroniser.redundancy(x)["helper_rate"])
+        elif log_odds is not None:
+            self._helper = Helper.starting_at(self._synchroniser.redundancy(log_odds)["helper_rate"])
         return self
 
     def _planned_tree(self, size: int, texts: Sequence[np.ndarray]) -> CodeTree:
@@ -264,6 +269,10 @@ class PMATICCodec:
         x, bits, depths = (np.concatenate(found) for found in zip(*parts, strict=True))
         payload, colours = encode_events(self.synchroniser, self._helper, x, bits, depths)
         return payload, len(colours), int(colours.sum())
+
+    def encode_given(self, x: np.ndarray, bits: np.ndarray, depths: np.ndarray) -> bytes:
+        """One chunk's payload from events of `CodeTree.events` on the codec's own tree."""
+        return encode_events(self.synchroniser, self._helper, x, bits, depths)[0]
 
     def encode(self, tokens: Any, predictor: Predictor, *, embed: bool = True) -> bytes:
         """An archive of token ids.
