@@ -16,10 +16,11 @@ from methods.common.clustering_scores import overshoot
 from methods.common.errors import ConfigError, DataError
 from methods.sc_fagc.anchors import choose_anchors
 from methods.sc_fagc.bounds import SizeBounds
-from methods.sc_fagc.graph import anchor_graph, anchor_similarity
+from methods.sc_fagc.eigen import top_eigenvectors
+from methods.sc_fagc.graph import anchor_graph, anchor_similarity, given_similarity
 from methods.sc_fagc.irw import Weighted, critical_eps, is_collapsed, objective_value, reweighted
 from methods.sc_fagc.rounding import round_bounded
-from methods.sc_fagc.start import one_hot, random_labels, spectral_rows, start_labels, top_eigenvectors
+from methods.sc_fagc.start import one_hot, random_labels, spectral_rows, start_labels
 from methods.sc_fagc.transmission import bounded_labels
 
 FIRST_STEPS = 5
@@ -56,6 +57,8 @@ class SCFAGC(ClusterMixin, BaseEstimator):
             that is caught in a poor optimum leaves it.
         init: `spectral`, `kmeans` (on the anchors), `random`, or labels `[m]` of the anchors.
         n_init: starts; the best by the objective after a few steps is finished.
+        affinity: `anchor`, the graph of anchors; or `precomputed`: X is a similarity of the samples, `[n, n]`, dense or
+            CSR, symmetric and not negative. Each sample is then its own anchor, and the bounds hold for the samples.
         anchor_method: `bkhk`, `kmeans`, `random`, or anchors `[m, d]`.
         solver: of the transport problems: `newton` (each Sinkhorn-Knopp sweep followed by a Newton step on the
             multipliers that bind), `sinkhorn` (sweeps, accelerated after `ot_max_iter`), or `sweeps` (never).
@@ -67,7 +70,7 @@ class SCFAGC(ClusterMixin, BaseEstimator):
 
     Attributes:
         labels_: `[n]`.
-        anchors_: `[m, d]`; anchors to which no sample pointed are gone.
+        anchors_: `[m, d]` (of no `precomputed` fit); anchors to which no sample pointed are gone.
         anchor_labels_: `[m]`, within the bounds.
         membership_: F, `[m, c]`.
         affinity_: W, `[m, m]`.
@@ -102,6 +105,7 @@ class SCFAGC(ClusterMixin, BaseEstimator):
         anneal: tuple[float, ...] = (0.8,),
         init: Any = "spectral",
         n_init: int = 10,
+        affinity: str = "anchor",
         anchor_method: Any = "bkhk",
         solver: str = "newton",
         transmission: str = "argmax",
@@ -124,6 +128,7 @@ class SCFAGC(ClusterMixin, BaseEstimator):
         self.anneal = anneal
         self.init = init
         self.n_init = n_init
+        self.affinity = affinity
         self.anchor_method = anchor_method
         self.solver = solver
         self.transmission = transmission
@@ -141,15 +146,20 @@ class SCFAGC(ClusterMixin, BaseEstimator):
         rng = check_random_state(self.random_state)
         c = self.n_clusters
 
-        anchors = self._place_anchors(x, rng)
-        SizeBounds.of(self.size_min, self.size_max, self.size_unit, c, x.shape[0], len(anchors))
-        graph = self._tie(x, anchors)
-        m = len(self.anchors_)
+        if self.affinity == "precomputed":
+            self.affinity_ = given_similarity(x)
+            graph = sparse.eye_array(x.shape[0], format="csr")
+        else:
+            anchors = self._place_anchors(x, rng)
+            # Bounds that cannot be met are told before the graph is made.
+            SizeBounds.of(self.size_min, self.size_max, self.size_unit, c, x.shape[0], len(anchors))
+            graph = self._tie(x, anchors)
+            self.affinity_, _ = anchor_similarity(graph)
+        m = graph.shape[1]
         sizes = SizeBounds.of(self.size_min, self.size_max, self.size_unit, c, x.shape[0], m)
         low, high = sizes.on_anchors(x.shape[0], m, strict=self.transmission != "bounded")
         self.bounds_ = (low, high)
         self.data_bounds_ = (sizes.lower, sizes.upper)
-        self.affinity_, _ = anchor_similarity(graph)
 
         found = self._membership(low, high, rng)
         self.membership_ = found.membership
@@ -181,10 +191,15 @@ class SCFAGC(ClusterMixin, BaseEstimator):
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
+        tags.input_tags.pairwise = self.affinity == "precomputed"
         return tags
 
     def _graph_of(self, X: Any) -> sparse.csr_array:
         check_is_fitted(self)
+        if self.affinity == "precomputed":
+            raise ConfigError(
+                "affinity='precomputed' labels the given samples only; new ones need affinity='anchor'"
+            )
         x = validate_data(self, X, accept_sparse="csr", dtype=(np.float64, np.float32), reset=False)
         return anchor_graph(x, self.anchors_, self.n_neighbors_)
 
@@ -206,6 +221,7 @@ class SCFAGC(ClusterMixin, BaseEstimator):
             if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
                 raise ConfigError(f"{name}={value!r}: give a whole number of at least {least}")
         for name, known in (
+            ("affinity", ("anchor", "precomputed")),
             ("objective", ("sum", "ratio")),
             ("solver", ("sinkhorn", "newton", "sweeps")),
             ("transmission", ("argmax", "soft", "bounded")),
@@ -284,7 +300,7 @@ class SCFAGC(ClusterMixin, BaseEstimator):
             anchors = anchors[used]
 
     def _membership(self, low: np.ndarray, high: np.ndarray, rng: np.random.RandomState) -> Weighted:
-        c, m = self.n_clusters, len(self.anchors_)
+        c, m = self.n_clusters, self.affinity_.shape[0]
         if c == 1:
             self.eps_critical_ = self.eps_ = np.nan
             alone = np.ones((m, 1))
@@ -322,7 +338,7 @@ class SCFAGC(ClusterMixin, BaseEstimator):
     def _starts(
         self, vectors: np.ndarray, low: np.ndarray, high: np.ndarray, rng: np.random.RandomState
     ) -> list[np.ndarray]:
-        c, m = self.n_clusters, len(self.anchors_)
+        c, m = self.n_clusters, self.affinity_.shape[0]
         if not isinstance(self.init, str):
             labels = np.asarray(self.init)
             if labels.shape != (m,) or not np.isin(labels, np.arange(c)).all():
@@ -336,6 +352,10 @@ class SCFAGC(ClusterMixin, BaseEstimator):
             )
         if self.init == "random":
             return [one_hot(random_labels(m, low, high, rng), c) for _ in range(self.n_init)]
+        if self.init == "kmeans" and self.affinity == "precomputed":
+            raise ConfigError(
+                "init='kmeans' needs features, and affinity='precomputed' has none; give 'spectral'"
+            )
         rows = spectral_rows(vectors[:, :c]) if self.init == "spectral" else self.anchors_
         starts = [start_labels(rows, low, high, rng, turn) for turn in range(self.n_init)]
         return [one_hot(labels, c) for labels in starts]

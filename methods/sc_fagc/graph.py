@@ -10,10 +10,12 @@ from scipy import sparse
 from sklearn.neighbors import NearestNeighbors
 
 from methods.common.errors import ConfigError, DataError
+from methods.sc_fagc.eigen import smallest_eigenvalue
 
 CHUNK = 16_384
 SPARSE_CHUNK = 2_048
 TIE = 1e-12
+SYMMETRY = 1e-8
 
 
 def anchor_graph(x: Any, anchors: Any, n_neighbors: int = 5) -> sparse.csr_array:
@@ -118,7 +120,32 @@ def anchor_similarity(graph: sparse.csr_array) -> tuple[np.ndarray, np.ndarray]:
     return (similarity + similarity.T) / 2, degrees
 
 
-def drop_unused(graph: sparse.csr_array) -> tuple[sparse.csr_array, np.ndarray]:
-    """The graph without anchors to which no sample points, and which anchors were kept."""
-    kept = np.flatnonzero(np.asarray(graph.sum(axis=0)).ravel() > 0)
-    return (graph if len(kept) == graph.shape[1] else graph[:, kept].tocsr()), kept
+def given_similarity(similarity: Any) -> Any:
+    """W = D^(-1/2) S D^(-1/2) of a similarity of samples, shifted to have no negative eigenvalue; sparse stays sparse.
+
+    Adding a multiple of the identity adds a constant to the objective of hard labels only; with soft ones it favours
+    certain memberships a little.
+
+    Raises:
+        DataError: not square, not symmetric, a negative entry, or a sample without any similarity.
+    """
+    s = similarity.astype(np.float64)
+    if s.shape[0] != s.shape[1]:
+        raise DataError(f"X has shape {s.shape}; a precomputed similarity has as many columns as rows")
+    if abs(s - s.T).max() > SYMMETRY * abs(s).max():
+        raise DataError("X is not symmetric; a precomputed similarity must be: give (X + X.T) / 2")
+    if s.min() < 0:
+        raise DataError(f"X holds {s.min():g}; a precomputed similarity must not be negative")
+    degrees = np.asarray(s.sum(axis=0)).ravel()
+    if (degrees <= 0).any():
+        raise DataError(
+            f"X: row {int(degrees.argmin())} has no similarity to any sample; leave such samples out"
+        )
+    scale = sparse.diags_array(1 / np.sqrt(degrees))
+    scaled = scale @ s @ scale
+    scaled = (scaled + scaled.T) / 2
+    least = smallest_eigenvalue(scaled)
+    if least >= -TIE:
+        return scaled
+    shift = -least * (sparse.eye_array(len(degrees)) if sparse.issparse(scaled) else np.eye(len(degrees)))
+    return (scaled + shift) / (1 - least)

@@ -5,28 +5,12 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import numpy as np
-from scipy import linalg
-from scipy.sparse.linalg import eigsh
 from sklearn.cluster import KMeans, kmeans_plusplus
 
 from methods.sc_fagc.rounding import round_bounded
 
 Init = Literal["spectral", "kmeans", "random"]
 LLOYD_STEPS = 20
-DENSE_LIMIT = 1_500
-
-
-def top_eigenvectors(similarity: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """The `count` largest eigenvalues, descending, and their vectors as columns; the same for the same matrix."""
-    m = len(similarity)
-    if m <= DENSE_LIMIT or count > m // 4:
-        values, vectors = linalg.eigh(similarity, subset_by_index=[m - count, m - 1])
-    else:
-        values, vectors = eigsh(similarity, k=count, which="LA", v0=np.ones(m))
-    order = np.argsort(values)[::-1]
-    vectors = vectors[:, order]
-    signs = np.sign(vectors[np.abs(vectors).argmax(axis=0), np.arange(count)])
-    return values[order], vectors * signs
 
 
 def spectral_rows(vectors: np.ndarray) -> np.ndarray:

@@ -50,8 +50,13 @@ class ClusterMethod(Config):
 
     @property
     def label(self) -> str:
-        """A short name, unique among different settings as far as people compare them; safe in file names."""
-        return f"{self.kind}-{self.n_clusters}"
+        """Kind, clusters and every setting that is not the default; safe in file names."""
+        parts = [self.kind, str(self.n_clusters)]
+        for name, field in type(self).model_fields.items():
+            value = getattr(self, name)
+            if name not in ("kind", "n_clusters") and value != field.default:
+                parts.append(f"{name}_{value:g}" if isinstance(value, float) else f"{name}_{value}")
+        return "-".join(parts)
 
     def bounds(self, samples: int) -> tuple[float, float]:
         """Least and most samples of a cluster; 0 and infinity for a method without bounds."""
@@ -74,10 +79,6 @@ class _Bounded(ClusterMethod):
     n_clusters: int = CLUSTERS
     size_min: float = SIZE_MIN
     size_max: float = SIZE_MAX
-
-    @property
-    def label(self) -> str:
-        return f"{self.kind}-{self.n_clusters}-{self.size_min:g}-{self.size_max:g}"
 
     def bounds(self, samples: int) -> tuple[float, float]:
         share = samples / self.n_clusters
@@ -103,6 +104,11 @@ class ScFagc(_Bounded):
         le=65_536,
         description="Anchors, a power of two; 0 takes about 20 a cluster, at least 128",
     )
+    anchors: Literal["balanced", "kmeans"] = Field(
+        default="balanced",
+        description="balanced: each anchor stands for an equal share of the samples; kmeans: centres of k-means, "
+        "closer to the clusters, with which only hold='samples' keeps sizes",
+    )
     n_neighbors: int = Field(default=5, ge=1, le=1_000, description="Anchors that a sample is tied to")
     entropy: float = Field(
         default=0.5,
@@ -114,7 +120,7 @@ class ScFagc(_Bounded):
 
     @model_validator(mode="after")
     def _power(self) -> Self:
-        if self.n_anchors & (self.n_anchors - 1):
+        if self.anchors == "balanced" and self.n_anchors & (self.n_anchors - 1):
             raise ValueError(
                 f"n_anchors {self.n_anchors} is no power of two; give {1 << self.n_anchors.bit_length()} or 0"
             )

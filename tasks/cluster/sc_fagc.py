@@ -33,6 +33,7 @@ def cluster(
             n_init=method.n_init,
             random_state=seed,
             eps_share=method.entropy,
+            anchor_method="bkhk" if method.anchors == "balanced" else "kmeans",
         ).fit(features)
     np.save(out / "anchors.npy", fit.anchors_)
     np.save(out / "anchor_labels.npy", fit.anchor_labels_)

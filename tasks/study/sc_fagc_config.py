@@ -25,5 +25,5 @@ class ScFagcStudy(Config):
     )
     seeds: int = Field(10, ge=3, le=1_000, description="Seeds of the small parts")
     handwriting_seeds: int = Field(
-        5, ge=3, le=1_000, description="Seeds of mnist10k; its slow peers and mnist60k have three"
+        10, ge=3, le=1_000, description="Seeds of mnist10k; its slow peers and mnist60k have three"
     )

@@ -12,7 +12,7 @@ from flows.cluster_config import ClusterConfig
 from methods.common.errors import DataError
 from tests.flows.tiny_lifecycle import environment, seedloom
 
-METHODS = '[{"kind": "sc_fagc", "n_clusters": 3, "n_init": 2}, {"kind": "k_means", "n_clusters": 3}]'
+METHODS = '[{"kind": "sc_fagc", "n_clusters": 3}, {"kind": "k_means", "n_clusters": 3}]'
 
 
 def table(file: Path) -> Path:
@@ -39,15 +39,15 @@ def test_a_table_is_split_into_parts_of_like_size(tmp_path: Path) -> None:
     done = seedloom(*arguments, "--report.folder", "report", env=env, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "32 to 48" in done.stdout
-    rows = pd.read_parquet(tmp_path / "clustered/sc_fagc-3-0.8-1.2/assigned.parquet")
+    rows = pd.read_parquet(tmp_path / "clustered/sc_fagc-3/assigned.parquet")
     sizes = rows.cluster.value_counts()
     assert sizes.min() >= 32
     assert sizes.max() <= 48
     assert rows.text.tolist() == [f"t{i}" for i in range(120)]
-    shards = sorted((tmp_path / "clustered/sc_fagc-3-0.8-1.2/shards").iterdir())
+    shards = sorted((tmp_path / "clustered/sc_fagc-3/shards").iterdir())
     assert sum(len(pd.read_parquet(shard)) for shard in shards) == 120
     metrics = json.loads((tmp_path / "report/metrics.json").read_text())["candidates"]
-    assert set(metrics) == {"sc_fagc-3-0.8-1.2", "k_means-3"}
+    assert set(metrics) == {"sc_fagc-3", "k_means-3"}
     assert {p.name for p in (tmp_path / "report/plots").iterdir()} == {
         "sizes.csv",
         "sizes.png",

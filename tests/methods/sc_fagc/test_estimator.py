@@ -255,3 +255,44 @@ def test_no_torch_comes_with_it() -> None:
 def test_warnings_are_of_the_kind_that_scikit_learn_users_filter() -> None:
     with pytest.warns(ConvergenceWarning):
         SCFAGC(4, max_iter=1, n_init=1, init="random", random_state=0).fit(X)
+
+
+def network(seed: int, sizes: tuple[int, ...] = (120, 60, 60)) -> tuple[np.ndarray, np.ndarray]:
+    """A stochastic block model: dense inside, sparse between."""
+    rng = np.random.default_rng(seed)
+    truth = np.repeat(np.arange(len(sizes)), sizes)
+    chance = np.where(truth[:, None] == truth, 0.25, 0.03)
+    upper = np.triu(rng.uniform(size=chance.shape) < chance, 1)
+    return (upper | upper.T).astype(float), truth
+
+
+@pytest.mark.parametrize("make", [np.asarray, sparse.csr_array])
+def test_a_graph_of_ones_own(make: Any) -> None:
+    graph, truth = network(0)
+    given: dict = {"affinity": "precomputed", "random_state": 0}
+    fit = SCFAGC(3, size_min=[110, 50, 50], size_max=[130, 70, 70], **given).fit(make(graph))
+    assert adjusted_rand_score(truth, fit.labels_) > 0.95
+    assert np.sort(fit.data_sizes_).tolist() == pytest.approx([60, 60, 120], abs=10)
+    assert np.linalg.eigvalsh(graph)[0] < -1  # it had to be shifted, and the objective rises all the same
+    assert np.diff(fit.objective_path_).min() >= -1e-8 * fit.objective_path_[-1]
+    even = SCFAGC(3, size_min=80, size_max=80, **given).fit(make(graph))
+    assert even.data_sizes_.tolist() == [80, 80, 80]
+    with pytest.raises(ConfigError, match="labels the given samples only"):
+        even.predict(graph)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (
+            lambda g: g[:, :100],
+            r"X has shape \(240, 100\); a precomputed similarity has as many columns as rows",
+        ),
+        (lambda g: np.triu(g), "X is not symmetric"),
+        (lambda g: -g, "X holds -1; a precomputed similarity must not be negative"),
+        (lambda g: g * (np.arange(240) != 7) * (np.arange(240) != 7)[:, None], "X: row 7 has no similarity"),
+    ],
+)
+def test_no_graph(spoil: Any, says: str) -> None:
+    with pytest.raises(DataError, match=says):
+        SCFAGC(3, affinity="precomputed").fit(spoil(network(0)[0]))

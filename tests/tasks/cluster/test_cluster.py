@@ -42,6 +42,7 @@ def features(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Referenc
 METHODS: list[Any] = [
     ScFagc(n_clusters=4, n_init=2),
     ScFagc(n_clusters=4, n_init=2, hold="anchors", size_max=1.5),
+    ScFagc(n_clusters=4, n_init=2, anchors="kmeans", n_anchors=48),
     ScFagc(n_clusters=1),
     KMeansPeer(n_clusters=4),
     KMeansPeer(n_clusters=4, batch_size=64),
@@ -119,7 +120,7 @@ def test_the_report_puts_methods_side_by_side(features: Reference, tmp_path: Pat
         seconds = facts.pop("timings")["fit_seconds"]
         found.append(Clustering(name=facts["label"], folder=folder, facts=facts, seconds=seconds))
     shown, metrics = cluster_table(found)
-    assert shown.method.tolist() == ["sc_fagc-4-0.8-1.2", "k_means-3"]
+    assert shown.method.tolist() == ["sc_fagc-4-n_init_2", "k_means-3"]
     assert shown.bounds.tolist() == ["48 to 72", "none"]
     assert metrics["candidates"]["k_means-3"]["size/largest"] > 100
     json.dumps(metrics, allow_nan=False)
@@ -132,6 +133,9 @@ def test_the_report_puts_methods_side_by_side(features: Reference, tmp_path: Pat
 def test_mistakes_in_settings() -> None:
     with pytest.raises(ValidationError, match="methods must differ: k_means-10 is given twice"):
         ClusterSettings(methods=(KMeansPeer(), KMeansPeer()))
+    more = ScFagc(hold="anchors", size_max=1.5, n_init=3)
+    assert more.label == "sc_fagc-10-size_max_1.5-hold_anchors-n_init_3"
+    assert ScFagc(n_anchors=300, anchors="kmeans").label == "sc_fagc-10-n_anchors_300-anchors_kmeans"
     with pytest.raises(ValidationError, match="n_anchors 300 is no power of two; give 512 or 0"):
         ScFagc(n_anchors=300)
     with pytest.raises(ValidationError, match="size_min"):

@@ -78,7 +78,10 @@ def made_up(part: str, seeds: int) -> list[dict[str, Any]]:
         score = 0.8 + 0.1 * (run.method == "sc_fagc") + 0.01 * rng.uniform()
         rows.append(
             {"data": run.data, "method": run.method, "seed": run.seed, "smallest": 90, "largest": 120}
-            | {"size_ratio": 1.4, "overshoot": 0.02 if run.method != "bounded_samples" else 0.0}
+            | {
+                "size_ratio": 1.4,
+                "overshoot": 0.02 if run.method not in ("bounded_samples", "kmeans_bounded") else 0.0,
+            }
             | dict.fromkeys(("acc", "nmi", "purity", "ari", "f_score", "precision", "recall"), score)
             | (
                 {"similarity": 230 + score, "anchor_violation": 0.0, "smallest_rise": 1e-9}
