@@ -83,6 +83,11 @@ class OwnTask(Config):
         default="index",
         description="How the answer is given: position from 0, position from 1, letter A, B, C ..., or its text",
     )
+    training: Literal["random", "coreset"] = Field(
+        default="random",
+        description="Which examples train when there are more than train_examples: 'random', or 'coreset', which "
+        "thins what is common: small groups of similar texts get up to twice their share",
+    )
 
     @field_validator("name")
     @classmethod

@@ -72,13 +72,18 @@ def build_task_sets(settings: TaskSetSettings, out: Path) -> dict[str, Any]:
     for task in settings.own:
         examples = own_examples(task)
         heldout = own_examples(task, test=True) if task.test_source else None
-        parts = split_examples(examples, heldout, settings, name=task.name)
+        parts = split_examples(examples, heldout, settings, name=task.name, training=task.training)
         summary[task.name] = _write_task(out / task.name, task.name, parts, _own_provenance(task))
     return summary
 
 
 def split_examples(
-    examples: Sequence[Example], heldout: Sequence[Example] | None, settings: TaskSetSettings, *, name: str
+    examples: Sequence[Example],
+    heldout: Sequence[Example] | None,
+    settings: TaskSetSettings,
+    *,
+    name: str,
+    training: str = "random",
 ) -> dict[str, list[Example]]:
     """Choose the four parts.
 
@@ -87,6 +92,7 @@ def split_examples(
         heldout: the pool for test, or None.
         settings: sizes, the longest example and the seed.
         name: of the task, for messages.
+        training: "random", or "coreset": which of those that are left train.
 
     The choice orders examples by a hash of seed and content, so it does not depend on the order of the data, and a
     part keeps its examples when another part's size changes. Small data are shared out in the settings' proportions,
@@ -116,7 +122,13 @@ def split_examples(
     # The smallest parts choose first; training takes what is left.
     for part in ("test", "select", "stop", "train"):
         taken: list[Example] = []
-        for example in test_pool if part == "test" else pool:
+        candidates = test_pool if part == "test" else pool
+        if part == "train" and training == "coreset":
+            from tasks.prepare.coreset_choice import spread_first
+
+            left = [e for e in pool if e.group not in owner and normalise(e.context) not in owner]
+            candidates = spread_first(left, wanted["train"], settings.seed)
+        for example in candidates:
             if len(taken) == wanted[part]:
                 break
             keys = {example.group, normalise(example.context)}
