@@ -157,7 +157,8 @@ def plot_excess(frame: pd.DataFrame) -> Figure:
             if method == "four_term" and (means > 0).all():
                 label += f" (slope {slope(list(means.index), list(means)):.2f})"
             wide = 2.0 if method == "four_term" else 1.0
-            _bars(axes, group, "excess", label=label, color=f"C{number % 10}", marker="o", linewidth=wide)
+            style: dict[str, Any] = {"linestyle": "--", "marker": "x"} if number >= 10 else {"marker": "o"}
+            _bars(axes, group, "excess", label=label, color=f"C{number % 10}", linewidth=wide, **style)
         axes.set_xscale("log")
         axes.set_yscale("log")
         axes.set_xlabel("points of the summary")
