@@ -123,11 +123,12 @@ def publish(
         notes: further markdown, e.g. times.
     """
     sections = [f"# {title}", markdown_table(shown), verdict_lines(verdicts), notes]
-    links = [
-        f"MLflow: [this run]({ctx.run_url}), [its candidates side by side]({ctx.compare_url})"
-        if ctx.run_url
-        else f"MLflow run: {ctx.parent_run_id}"
-    ]
+    links = [f"MLflow: [this run]({ctx.run_url})" if ctx.run_url else f"MLflow run: {ctx.parent_run_id}"]
+    several = (
+        ctx.compare_url is not None and ctx.compare_url != ctx.run_url
+    )  # a flow may have made one candidate
+    if several:
+        links[0] += f", [its candidates side by side]({ctx.compare_url})"
     markdown = "\n\n".join(section for section in sections if section)
     write_files(folder, metrics, tables, figures, markdown)
 
@@ -141,6 +142,7 @@ def publish(
             link_text="This run in MLflow",
             description="Settings, scores, plots and the candidates' own runs in MLflow",
         )
+    if several:
         create_link_artifact(
             key=f"{key}-compare",
             link=ctx.compare_url,

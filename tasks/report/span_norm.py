@@ -230,12 +230,12 @@ def plot_depth(runs: pd.DataFrame) -> Figure:
 def log_candidates(ctx: RunContext, parts: Parts) -> None:
     """One MLflow run a training with its curve; a training that two parts share is one run."""
     seen = set()
+    usual = min((run["warmup"] for part, runs in parts.items() if part != "start" for run in runs), default=0)
     for part, runs in parts.items():
         if part == "start":
             continue
         for run in runs:
-            name = f"{run['candidate']}/L{run['layers']}/rate{run['rate']:g}/seed{run['seed']}"
-            name += f"/warmup{run['warmup']}" if part == "range" else ""
+            name = f"{variant(run, usual)}/L{run['layers']}/rate{run['rate']:g}/seed{run['seed']}"
             name += f"/experts{run['experts']}" if run["experts"] else ""
             if name in seen:
                 continue
@@ -248,6 +248,7 @@ def log_candidates(ctx: RunContext, parts: Parts) -> None:
                 if np.isfinite([row["loss"], row["grad_norm"]]).all()
             ]
             log_trace(ctx, run_id, rows)
-            log_metrics(ctx, run_id, {"validation/loss": final_loss(run)})
+            # By its name the first metric: it is what MLflow's page of comparison opens with.
+            log_metrics(ctx, run_id, {"held_out_loss": final_loss(run)})
             set_tags(ctx, run_id, {"diverged": str(run["diverged"] is not None).lower()})
             ctx.client.set_terminated(run_id)

@@ -3,12 +3,14 @@
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
 from methods.common.errors import ConfigError, DataError
 from tasks.pretrain.corpus import build_corpus
 from tasks.reference import reference_to
+from tasks.report import span_norm as report
 from tasks.report.span_norm import figures, loss_table, metrics_and_verdicts, tables
 from tasks.study import span_norm as module
 from tasks.study.span_norm import check_study, corpus_settings, parts_of, plan_of, train_all
@@ -127,6 +129,21 @@ def test_further_parts_have_a_table_and_a_plot_of_their_own(text: Path, corpus: 
     low = data["range"].loss.min()
     assert near.get_ylim()[1] == pytest.approx(low + 0.16)
     assert whole.get_ylim()[1] > data["range"].loss.max()
+
+
+def test_a_training_that_two_parts_share_is_one_run_in_mlflow(
+    text: Path, corpus: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = tiny(text, steps=8)
+    found = train_all(module.runs_of("range", plan_of(settings))[:4], corpus, settings, tmp_path)
+    names: list[str] = []
+    monkeypatch.setattr(report, "candidate_run", lambda ctx, name: names.append(name) or name)
+    for name in ("log_params", "log_trace", "log_metrics", "set_tags"):
+        monkeypatch.setattr(report, name, MagicMock())
+    report.log_candidates(MagicMock(), {"rates": found[:1], "range": found})
+    assert len(names) == len(set(names)) == 4
+    assert names[0] == "span/inv_sqrt_depth/L2/rate0.004/seed0"
+    assert sum("warmup" in name for name in names) == 1
 
 
 def test_where_the_text_lies_is_no_part_of_a_trainings_key(text: Path, corpus: Any, tmp_path: Path) -> None:
