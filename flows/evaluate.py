@@ -6,6 +6,7 @@ from prefect import flow
 
 from flows.pipeline import open_run
 from flows.stages import (
+    Steering,
     check_probe,
     evaluate_candidates,
     existing,
@@ -14,6 +15,7 @@ from flows.stages import (
 )
 from flows.steps_config import NONE, EvaluateConfig
 from flows.task_runner import task_runner
+from methods.common.errors import DataError
 from tasks.candidates import Candidate
 from tasks.compress.record import refuse_seen_text
 from tasks.evaluate.perplexity import read_text
@@ -21,6 +23,7 @@ from tasks.merge.experts import expert_doubts
 from tasks.notices import say_once
 from tasks.reference import Reference
 from tasks.report.publish import Report
+from tasks.steer.artefact import read_record
 from tasks.train.loading import weights_digest
 
 
@@ -30,10 +33,29 @@ def check(config: EvaluateConfig) -> None:
     existing("tasks", config.tasks)
     text = optional("text", config.text)
     check_probe(config, candidates)
+    with_steering(config.steering, candidates)
     if text is not None:
         documents = read_text(text.path)
         for candidate in candidates:
             refuse_seen_text(candidate.reference.path, candidate.name, documents)
+
+
+def with_steering(folder: str, candidates: Sequence[Candidate]) -> Steering | None:
+    """The steering and the candidate that it was fitted on.
+
+    Raises:
+        DataError: the folder is no output of the steer flow, or none of the candidates is its model.
+    """
+    if folder == NONE:
+        return None
+    reference = existing("steering", folder)
+    wanted = read_record(reference.path)["model"]
+    for candidate in candidates:
+        if candidate.reference.kind == "model" and weights_digest(candidate.reference.path) == wanted:
+            return Steering(candidate=candidate.name, reference=reference)
+    raise DataError(
+        f"steering {folder}: was fitted on none of {', '.join(c.name for c in candidates)}; name its model in models"
+    )
 
 
 def optional(kind: str, path: str) -> Reference | None:
@@ -67,5 +89,6 @@ def evaluate(config: EvaluateConfig = EvaluateConfig()) -> Report:
         candidates = with_doubts(given_candidates(config.models, base), base)
         text = optional("text", config.text)
         tasks = existing("tasks", config.tasks)
-        scores = evaluate_candidates(ctx, config, candidates, base, tasks, text)
+        steering = with_steering(config.steering, candidates)
+        scores = evaluate_candidates(ctx, config, candidates, base, tasks, text, steering)
         return publish_comparison(ctx, "Comparison", config.report, candidates, scores)

@@ -76,6 +76,13 @@ class Prepared(Config):
         return {part: getattr(self, part) for part in self.PARTS}
 
 
+class Steering(Config):
+    """What the steer flow wrote, and the candidate that it was fitted on."""
+
+    candidate: str
+    reference: Reference
+
+
 def prepare_inputs(ctx: RunContext, settings: PrepareSettings) -> Prepared:
     """Store the model, build task sets and text, side by side."""
     model = start(
@@ -213,6 +220,7 @@ def evaluate_candidates(
     base: Reference,
     tasks: Reference,
     text: Reference | None,
+    steering: Steering | None = None,
 ) -> dict[str, StepResult]:
     """Score each candidate and write the scores into its MLflow run."""
     futures = {}
@@ -227,6 +235,8 @@ def evaluate_candidates(
         }
         if settings.probe_prompts and (dense := dense_parent(candidate, candidates)):
             inputs["dense"] = dense
+        if steering is not None and steering.candidate == candidate.name:
+            inputs["steering"] = steering.reference
         futures[candidate.name] = start(evaluate, ctx, f"evaluate {candidate.name}", inputs)
     results = {name: future.result() for name, future in futures.items()}
     for candidate in candidates:
@@ -334,7 +344,13 @@ def existing(kind: str, path: str) -> Reference:
     Raises:
         DataError: nothing is there, naming the field.
     """
-    kinds: dict[str, Kind] = {"model": "model", "base": "model", "tasks": "tasks", "text": "text"}
+    kinds: dict[str, Kind] = {
+        "model": "model",
+        "base": "model",
+        "tasks": "tasks",
+        "text": "text",
+        "steering": "data",
+    }
     try:
         return reference_to(Path(path).expanduser(), kinds[kind])
     except DataError as error:
