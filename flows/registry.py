@@ -175,6 +175,13 @@ FLOWS: tuple[FlowEntry, ...] = (
         "lossless compression that decodes on another machine: the paper's claims against its baselines",
         paper="pmatic",
     ),
+    FlowEntry(
+        "rope_psd",
+        "flows.studies.rope_psd",
+        "flows.studies.rope_psd_config:RopePSDConfig",
+        "long text by self-distillation from moved positions: the paper's claims against its baselines",
+        paper="rope_psd",
+    ),
 )
 
 

@@ -27,18 +27,18 @@ class _Rows(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, student: Tensor, teacher: Tensor, targets: Tensor, direction: Direction) -> Any:
+    def forward(ctx: Any, student: Tensor, log_t: Tensor, targets: Tensor, direction: Direction) -> Any:
+        # Three buffers of the piece's size at any time: the student's logits, `log_t` which is used up, and one more.
         log_p = precise(student).log_softmax(-1)
-        log_t = precise(teacher).log_softmax(-1)
-        chosen = -log_p.gather(-1, targets[:, None])[:, 0]
+        chosen = -log_p.gather(-1, targets.clamp(min=0)[:, None])[:, 0]
         difference = torch.sub(log_p, log_t, out=log_t)
         p = log_p.exp_()
         if direction == "reverse":
-            kl = torch.linalg.vecdot(p, difference)
+            kl = torch.einsum("ij,ij->i", p, difference)  # vecdot would take a fourth
             ctx.save_for_backward(p, difference, kl)
         else:
             t = difference.neg().exp_().mul_(p)
-            kl = -torch.linalg.vecdot(t, difference)
+            kl = -torch.einsum("ij,ij->i", t, difference)
             ctx.save_for_backward(p, t, kl)
         ctx.direction, ctx.dtype = direction, student.dtype
         ctx.mark_non_differentiable(chosen)
@@ -81,7 +81,10 @@ def chunked_kl(
     teacher = teacher.detach()
 
     def piece(hidden: Tensor, places: Tensor, wanted: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        kl, ce = _Rows.apply(head(hidden), teacher[places], wanted, direction)
+        with torch.no_grad():
+            log_t = precise(teacher[places])
+            log_t.sub_(log_t.logsumexp(-1, keepdim=True))
+        kl, ce = _Rows.apply(head(hidden), log_t, wanted, direction)
         return (kl * weight).sum(), (ce * weight).sum()
 
     kl = torch.zeros((), dtype=weights.dtype, device=student.device)

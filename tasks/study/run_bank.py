@@ -1,43 +1,57 @@
-"""Rows of a study that are kept one by one: a study that was killed does only what is missing."""
+"""Results of many runs, each kept as soon as it is there: a study that was killed does only what is missing."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import multiprocessing
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
 from typing import Any, TypeVar
 
-from tasks.settings import settings as machine
-
 logger = logging.getLogger("seedloom")
-Item = TypeVar("Item")
+Job = TypeVar("Job")
+Result = dict[str, Any]
 
 
 def banked(
-    name: str,
-    items: Sequence[Item],
-    key: Callable[[Item], Mapping[str, Any]],
-    work: Callable[[Item], dict[str, Any]],
-) -> list[dict[str, Any]]:
-    """The row of every item, from the work folder or done now, in the order of `items`.
+    jobs: Mapping[str, Job], work: Callable[[Job], Result], bank: Path, processes: int
+) -> list[Result]:
+    """Every job's result, from the bank or done now; in the order of `jobs`.
 
     Args:
-        name: of the bank's folder below the work folder.
-        items: what to do.
-        key: everything that an item's row depends on, JSON values; a version among them.
-        work: makes the row, JSON values.
+        jobs: by a key that says everything that decides the result.
+        work: a function of a module; it runs in other processes when there are several.
+        bank: folder with one JSON file a key.
+        processes: jobs at the same time.
     """
-    folder = machine().work / name
-    folder.mkdir(parents=True, exist_ok=True)
-    rows = []
-    for done, item in enumerate(items, 1):
-        record = json.dumps(key(item), sort_keys=True)
-        file = folder / f"{hashlib.sha256(record.encode()).hexdigest()[:32]}.json"
-        if not file.is_file():
-            part = file.with_suffix(".part")
-            part.write_text(json.dumps(work(item), sort_keys=True), encoding="utf-8")
-            part.replace(file)
-            logger.info("%s: %d of %d", name, done, len(items))
-        rows.append(json.loads(file.read_text(encoding="utf-8")))
-    return rows
+    bank.mkdir(parents=True, exist_ok=True)
+    files = {key: bank / f"{key}.json" for key in jobs}
+    missing = {key: job for key, job in jobs.items() if not files[key].is_file()}
+    done = len(files) - len(missing)
+    logger.info("runs: %d of %d are there", done, len(files))
+    for key, result in _results(missing, work, processes):
+        part = files[key].with_suffix(".part")
+        part.write_text(json.dumps(result, sort_keys=True), encoding="utf-8")
+        part.replace(files[key])
+        done += 1
+        logger.info("runs: %d of %d", done, len(files))
+    return [json.loads(files[key].read_text(encoding="utf-8")) for key in jobs]
+
+
+def _results(
+    jobs: Mapping[str, Job], work: Callable[[Job], Result], processes: int
+) -> Iterator[tuple[str, Result]]:
+    if processes == 1 or len(jobs) < 2:
+        for key, job in jobs.items():
+            yield key, work(job)
+        return
+    # A fresh interpreter for each worker: a forked one would share torch's threads.
+    pool = ProcessPoolExecutor(min(processes, len(jobs)), mp_context=multiprocessing.get_context("spawn"))
+    try:
+        waiting = {pool.submit(work, job): key for key, job in jobs.items()}
+        for future in as_completed(waiting):
+            yield waiting[future], future.result()
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
