@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from methods.common.errors import ConfigError, DataError
-from methods.pmatic import HFCausalLM, NGram, Predictor, Steps
+from methods.pmatic import NGram, Predictor, Steps
 from tasks.archive.config import ArchiveSettings, Computation
 from tasks.prepare.config import TextSettings
 from tasks.prepare.models import check_model_folder
@@ -31,6 +31,8 @@ class Loaded:
         """
         if computation == "steps":
             return Steps(self.predictor)
+        from methods.pmatic import HFCausalLM
+
         if not isinstance(self.predictor, HFCausalLM):
             raise ConfigError(
                 f"computations: {computation} is for language models; an n-gram model has 'steps' only"
@@ -93,6 +95,7 @@ def load_predictor(source: str, settings: ArchiveSettings) -> Loaded:
     import torch
     from transformers import AutoTokenizer
 
+    from methods.pmatic import HFCausalLM
     from tasks.load_model import load_causal_lm
 
     dtype: Any = "auto" if settings.dtype == "stored" else getattr(torch, settings.dtype)

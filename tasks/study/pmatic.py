@@ -23,7 +23,7 @@ logger = logging.getLogger("seedloom")
 VERSION = "1"
 DEFAULT_DATA = str(PmaticStudy.model_fields["data"].default)
 ALL: tuple[Part, ...] = ("design", "sizes", "violations", "robust", "llm")
-TIMES = (0.5, 1.0, 1.6, 4.0, 20.0)
+TIMES = (1.0, 1.6, 4.0)
 CONTEXT = 256
 
 

@@ -42,7 +42,7 @@ class PmaticStudy(Config):
         min_length=2,
         description="Bounds of base PMATIC in total variation; ours are 4 times as large, in log-odds",
     )
-    streams: int = Field(200, ge=1, le=100_000, description="Texts of 100 bytes for each kind of noise")
+    streams: int = Field(100, ge=1, le=100_000, description="Texts of 100 bytes for each kind of noise")
     files: int = Field(20, ge=1, le=1_000, description="Files of the part robust")
     file_bytes: int = Field(4_096, ge=64, le=65_536, description="Bytes of such a file")
     train_steps: int = Field(250, ge=1, le=1_000_000, description="Optimiser steps of a byte model")
