@@ -5,11 +5,10 @@ Each finished training, the bases too, lies in the work folder under a key of it
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from methods.rope_psd.study import (
     adapt,
     adapt_real,
     measure,
+    small_llama,
     split_clauses,
     spread_rows,
     train_base,
@@ -34,13 +34,15 @@ from tasks.load_model import load_causal_lm
 from tasks.pretrain.config import CorpusSettings
 from tasks.pretrain.corpus import build_corpus, check_corpus, load_rows
 from tasks.reference import Reference
-from tasks.settings import settings as machine
 from tasks.step import step
 from tasks.study.rope_psd_config import RopePSDStudy
-from tasks.study.run_bank import banked
+from tasks.study.run_bank import bank_file, banked
 from tasks.train.loading import load_tokenizer
 
 VERSION = "1"
+BANK = "rope-psd-runs"
+# Sizes that have no part in a base.
+AFTER_BASE = ("steps", "rate", "theta", "depths", "prompts", "held_out")
 DEFAULT_DATA = str(RopePSDStudy.model_fields["data"].default)
 MAIN = ("clm", "clm_longer", "longce", "pose", "pose_rows", "psd_skip", "psd_cyclic", "psd_longce")
 ABLATION = ("nope_view", "chunk_view", "forward_kl")
@@ -108,15 +110,24 @@ class Job:
         candidate: a name of `CANDIDATES`, or empty for a base alone.
         seed: of everything.
         sizes: of the models.
-        corpus: folder of rows.
+        corpus: rows.
         base: file with the base's weights.
     """
 
     candidate: str
     seed: int
     sizes: Sizes
-    corpus: Path
+    corpus: Reference
     base: Path
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """What the base's, or the candidate's, result depends on."""
+        sizes = asdict(self.sizes)
+        if not self.candidate:
+            sizes = {name: value for name, value in sizes.items() if name not in AFTER_BASE}
+        about = {"candidate": self.candidate, "seed": self.seed, "sizes": sizes}
+        return {"version": VERSION, "corpus": self.corpus.digest, **about}
 
 
 @dataclass(frozen=True)
@@ -128,17 +139,14 @@ class RealJob:
     steps: int
     rate: float
     rows: int
-    model: Path
-    corpus: Path
+    model: Reference
+    corpus: Reference
 
-
-def _bank() -> Path:
-    return machine().work / "rope-psd-runs"
-
-
-def key_of(*parts: Any) -> str:
-    """One name for everything that decides a result."""
-    return hashlib.sha256(json.dumps([VERSION, *parts], sort_keys=True).encode()).hexdigest()[:32]
+    @property
+    def key(self) -> dict[str, Any]:
+        """What its result depends on."""
+        about = {name: getattr(self, name) for name in ("candidate", "seed", "steps", "rate", "rows")}
+        return {"version": VERSION, "model": self.model.digest, "corpus": self.corpus.digest, **about}
 
 
 @step("study-rope-psd-corpus", kind="data", version=VERSION, timeout_seconds=24 * 3600)
@@ -156,19 +164,14 @@ def study_corpus(out: Path, *, settings: CorpusSettings, fingerprint: str) -> di
 @step("study-rope-psd-runs", kind="report", version=VERSION, timeout_seconds=7 * 24 * 3600)
 def study_runs(out: Path, *, part: str, settings: RopePSDStudy, corpus: Reference) -> dict[str, Any]:
     """The trainings of one part on small models; bases come first."""
-    sizes, folder = sizes_of(settings), corpus.expect("data")
-    facts = [corpus.digest, {k: v for k, v in asdict(sizes).items() if k not in ("steps", "rate", "theta")}]
-    bases = {
-        seed: Job("", seed, sizes, folder, _bank() / f"{key_of('base', seed, *facts)}.safetensors")
-        for seed in settings.seeds
-    }
-    banked({job.base.stem: job for job in bases.values()}, make_base, _bank(), settings.processes)
-    jobs = {
-        key_of(candidate, seed, corpus.digest, asdict(sizes)): Job(candidate, seed, sizes, folder, job.base)
-        for seed, job in bases.items()
-        for candidate in candidates_of(part)
-    }
-    return _finish(out, part, banked(jobs, run_job, _bank(), settings.processes))
+    corpus.expect("data")
+    bases = []
+    for seed in settings.seeds:
+        job = Job("", seed, sizes_of(settings), corpus, Path())
+        bases.append(replace(job, base=bank_file(BANK, job.key, ".safetensors")))
+    banked(BANK, bases, _key, make_base, settings.processes)
+    jobs = [replace(base, candidate=name) for base in bases for name in candidates_of(part)]
+    return _finish(out, part, banked(BANK, jobs, _key, run_job, settings.processes))
 
 
 @step("study-rope-psd-real", kind="report", version=VERSION, timeout_seconds=7 * 24 * 3600)
@@ -176,15 +179,20 @@ def study_real(
     out: Path, *, part: str, settings: RopePSDStudy, model: Reference, corpus: Reference
 ) -> dict[str, Any]:
     """A given model under the method, plain training and PoSE."""
-    jobs: dict[str, RealJob] = {}
-    for seed in settings.seeds:
-        for candidate in candidates_of(part):
-            plan = (candidate, seed, settings.real_steps, settings.real_rate, settings.real_rows)
-            jobs[key_of("real", *plan, model.digest, corpus.digest)] = RealJob(
-                *plan, model.expect("model"), corpus.expect("data")
-            )
+    model.expect("model")
+    corpus.expect("data")
+    sizes = (settings.real_steps, settings.real_rate, settings.real_rows)
+    jobs = [
+        RealJob(candidate, seed, *sizes, model, corpus)
+        for seed in settings.seeds
+        for candidate in candidates_of(part)
+    ]
     # One at a time: each holds a whole model with its optimiser.
-    return _finish(out, part, banked(jobs, run_real, _bank(), 1))
+    return _finish(out, part, banked(BANK, jobs, _key, run_real))
+
+
+def _key(job: Job | RealJob) -> dict[str, Any]:
+    return job.key
 
 
 @step("study-rope-psd-real-text", kind="data", version=VERSION, timeout_seconds=24 * 3600)
@@ -222,7 +230,8 @@ def make_base(job: Job) -> dict[str, Any]:
 
     torch.set_num_threads(1)
     started = time.process_time()
-    model, curve = train_base(load_text(job.corpus), job.sizes, job.seed)
+    model, curve = train_base(load_text(job.corpus.path), job.sizes, job.seed)
+    job.base.parent.mkdir(parents=True, exist_ok=True)
     part = job.base.with_suffix(".part")
     save_model(model, str(part))
     shutil.move(part, job.base)
@@ -233,11 +242,9 @@ def run_job(job: Job) -> dict[str, Any]:
     """Adapt a base by one method and measure it."""
     from safetensors.torch import load_model
 
-    from methods.rope_psd.study import small_llama
-
     torch.set_num_threads(1)
     started = time.process_time()
-    text = load_text(job.corpus)
+    text = load_text(job.corpus.path)
     base = small_llama(text, job.sizes, job.seed)
     load_model(base, str(job.base))
     model, curve = adapt(base, text, job.sizes, job.candidate, job.seed)
@@ -248,9 +255,9 @@ def run_job(job: Job) -> dict[str, Any]:
 def run_real(job: RealJob) -> dict[str, Any]:
     """Train a given model by one method and measure its view gaps."""
     started = time.process_time()
-    model = load_causal_lm(job.model, dtype=torch.float32)
-    held_out = spread_rows(_rows(job.corpus, "validation"), job.rows)
-    train_rows = _rows(job.corpus, "train")
+    model = load_causal_lm(job.model.path, dtype=torch.float32)
+    held_out = spread_rows(_rows(job.corpus.path, "validation"), job.rows)
+    train_rows = _rows(job.corpus.path, "train")
     found = adapt_real(model, train_rows, held_out, job.candidate, job.seed, job.steps, job.rate)
     row = {"candidate": job.candidate, "seed": job.seed, "steps": len(found["curve"])}
     return {**row, **found, "cpu_seconds": time.process_time() - started}
