@@ -1,16 +1,21 @@
 """The study of the paper on pruning and representations."""
 
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from prefect import flow
 
 from flows.pipeline import open_run
-from flows.stages import existing
+from flows.stages import check_steps, existing
 from flows.studies.pruning_representations_config import PruningRepresentationsConfig
 from flows.task_runner import Started, start, task_runner
+from methods.common.errors import ConfigError, DataError
+from tasks.compress.compress import check_compression
 from tasks.compress.recipes import DropRecipe, MagnitudeRecipe, Recipe, SparseGPTRecipe, WandaRecipe
+from tasks.compress.record import refuse_seen_text
 from tasks.compress.steps import compress
+from tasks.evaluate.loading import check_candidate
 from tasks.prepare.config import ModelSettings
 from tasks.prepare.models import check_model_source
 from tasks.prepare.steps import prepare_model, prepare_text, source_fingerprint
@@ -19,8 +24,11 @@ from tasks.reference import Reference
 from tasks.report.pruning_representations import REFERENCE, Results, log_candidates, report_parts
 from tasks.report.publish import Report, publish, report_folder
 from tasks.study.pruning.items import CHAT, CORE, MORE
+from tasks.study.pruning.retrieval import check_encoder
 from tasks.study.pruning_representations import (
+    config_of,
     decoding_step,
+    documents,
     items_step,
     layers_step,
     options_step,
@@ -28,33 +36,212 @@ from tasks.study.pruning_representations import (
     retrieval_step,
     scores_step,
 )
-from tasks.tracking import log_input
+from tasks.tracking import RunContext, log_input
 
 NO_ENCODER = "none"
-FULL_RECIPES: tuple[Recipe, ...] = (
-    *(DropRecipe(layers=n) for n in (2, 6, 8, 10)),
-    DropRecipe(sublayer="mlp", layers=4),
+# Of the full profile: numbers of layers whose tasks are scored, without the probes of the recipes that the user names.
+SWEEP: tuple[Recipe, ...] = (
+    *(DropRecipe(layers=n) for n in (2, 4, 6, 8, 10, 12)),
+    *(DropRecipe(sublayer="mlp", layers=n) for n in (1, 2, 4, 6)),
+    *(DropRecipe(sublayer="block", layers=n) for n in (1, 2, 4)),
+    # An extension beside the paper's ranking, at equal n.
+    *(DropRecipe(layers=n, criterion="kl_estimate") for n in (4, 8, 12)),
 )
 FULL_PERPLEXITY: tuple[Recipe, ...] = (
     MagnitudeRecipe(pattern="2:4"),
     WandaRecipe(pattern="2:4", calibration_sequences=32),
     SparseGPTRecipe(pattern="2:4", calibration_sequences=32),
 )
-# An extension beside the paper's ranking, at equal n.
-EXTENSION: tuple[Recipe, ...] = (DropRecipe(layers=8, criterion="kl_estimate"),)
 TEMPERATURES = (0.25, 0.5, 1.0, 2.0)
 PERPLEXITY_CHARACTERS = 32_000
 OUTLOOK_QUESTIONS = 64
+RETRIEVAL_QUESTIONS = 600
 
 
 def check(config: PruningRepresentationsConfig) -> None:
-    """Refuse sources that cannot be used, before any work starts."""
+    """Refuse sources and settings that cannot be used, before any work starts."""
     check_model_source(ModelSettings(source=config.model))
     check_text_source(config.text)
     if config.encoder != NO_ENCODER:
         check_model_source(ModelSettings(source=config.encoder, architecture="any"))
+        if Path(config.encoder).expanduser().is_dir():
+            check_encoder(Path(config.encoder).expanduser())
     for folder in config.compressed:
-        existing("model", folder)
+        try:
+            check_candidate(Path(folder).expanduser(), None)
+        except DataError as error:
+            raise DataError(f"compressed: {error}") from error
+    if Path(config.model).expanduser().is_dir():
+        check_fit(config, Path(config.model).expanduser())
+
+
+def check_fit(config: PruningRepresentationsConfig, model: Path) -> None:
+    """Refuse recipes, steps and compressed models that do not fit the model. Raises DataError, ConfigError."""
+    check_compression((*config.recipes, *config.perplexity_recipes), model)
+    check_steps("steps", config.steps, model)
+    size = config_of(model).get("vocab_size")
+    for folder in config.compressed:
+        other = config_of(Path(folder).expanduser()).get("vocab_size")
+        if other != size:
+            raise DataError(
+                f"compressed: {folder} has {other} tokens, the model {size}; give compressed versions of the model"
+            )
+
+
+def fitting(recipes: tuple[Recipe, ...], model: Path) -> tuple[Recipe, ...]:
+    """Those of the full profile's recipes that a model of this size can take."""
+    found = []
+    for recipe in recipes:
+        try:
+            check_compression((recipe,), model)
+        except ConfigError:
+            continue
+        found.append(recipe)
+    return tuple(found)
+
+
+@dataclass
+class Study:
+    """The steps of one run, started in the order in which they help to judge."""
+
+    ctx: RunContext
+    config: PruningRepresentationsConfig
+    started: dict[tuple[str, ...], Started] = field(default_factory=dict)
+
+    def run(self, step: Any, label: str, **inputs: Any) -> Started:
+        return start(step, self.ctx, label, inputs)
+
+    @property
+    def full(self) -> bool:
+        return self.config.profile == "full"
+
+    def prepare(self) -> None:
+        """The model, the text, the tasks, and the encoder."""
+        config = self.config
+        model = self.run(
+            prepare_model,
+            "prepare model",
+            settings=ModelSettings(source=config.model),
+            fingerprint=source_fingerprint(config.model, hub="model"),
+        )
+        self.dense = model.result().reference
+        check_fit(config, self.dense.path)
+        text = self.run(
+            prepare_text,
+            "prepare text",
+            settings=config.text,
+            fingerprint=source_fingerprint(config.text.source),
+        )
+        self.text = text.result().reference
+        for folder in config.compressed:
+            refuse_seen_text(Path(folder).expanduser(), folder, documents(self.text))
+        log_input(self.ctx, self.ctx.parent_run_id, "model", self.dense, "training")
+        log_input(self.ctx, self.ctx.parent_run_id, "text", self.text, "evaluation")
+        items = self.run(
+            items_step,
+            "items",
+            text=self.text,
+            count=config.items,
+            seed=config.seeds[0],
+            fingerprint=source_fingerprint("bundled:"),
+        )
+        self.items = items.result().reference
+        self.encoder: Reference | None = None
+        if config.encoder != NO_ENCODER:
+            encoder = self.run(
+                prepare_model,
+                "prepare encoder",
+                settings=ModelSettings(source=config.encoder, dtype="float32", architecture="any"),
+                fingerprint=source_fingerprint(config.encoder, hub="model"),
+            )
+            self.encoder = encoder.result().reference
+            check_encoder(self.encoder.path)
+
+    def compress(self) -> None:
+        """Every recipe once, and the models that were compressed elsewhere."""
+        config = self.config
+        self.sweep = {r.label: r for r in (fitting(SWEEP, self.dense.path) if self.full else ())}
+        further = fitting(FULL_PERPLEXITY, self.dense.path) if self.full else ()
+        self.recipes = {r.label: r for r in config.recipes}
+        every = {r.label: r for r in (*config.perplexity_recipes, *further)} | self.sweep | self.recipes
+        given = {"model": self.dense, "calibration": self.text, "seed": config.seeds[0]}
+        made = {
+            name: self.run(compress, f"compress {name}", recipe=recipe, **given)
+            for name, recipe in every.items()
+        }
+        elsewhere = {Path(folder).name: existing("model", folder) for folder in config.compressed}
+        self.models = {name: step.result().reference for name, step in made.items()} | elsewhere
+        # What the user asked about: all tasks and all probes.
+        self.judged = [*self.recipes, *elsewhere]
+
+    def probe(self) -> None:
+        """Protocols A, B and C."""
+        config = self.config
+        for s in config.seeds:
+            self.probe_layers(("layers", "attn", str(s)), f"layers attn seed {s}", seed=s)
+        reference = REFERENCE if REFERENCE in self.judged else self.judged[0]
+        for name in self.judged:
+            pair = {"model": self.dense, "other": self.models[name], "temperature": config.temperature}
+            self.started["decoding", name] = self.run(
+                decoding_step,
+                f"decoding {name}",
+                **pair,
+                text=self.text,
+                prompts=config.prompts,
+                steps=config.steps,
+                seed=config.seeds[0],
+            )
+            # All questions for one variant; of the others, in the full profile, what the outlook needs.
+            for cue in ("plain", "cued") if name == reference else ("cued",) if self.full else ():
+                self.started["options", name, cue] = self.run(
+                    options_step,
+                    f"options {name} {cue}",
+                    **pair,
+                    items=self.items,
+                    cue=cue,
+                    questions=config.items if name == reference else OUTLOOK_QUESTIONS,
+                )
+
+    def probe_layers(self, key: tuple[str, ...], label: str, **changes: Any) -> None:
+        usual = {
+            "model": self.dense,
+            "text": self.text,
+            "sublayer": "attn",
+            "tokens": self.config.probe_tokens,
+            "temperature": self.config.temperature,
+            "final_norm": True,
+            "seed": self.config.seeds[0],
+        }
+        self.started[key] = self.run(layers_step, label, **(usual | changes))
+
+    def score(self) -> None:
+        """Tasks and perplexity."""
+        tasks = {"scores": CORE, "chat": CHAT} | ({"more": MORE} if self.full else {})
+        models = {"dense": self.dense} | self.models
+        for name in dict.fromkeys(("dense", *self.judged, *self.sweep)):
+            for kind, names in tasks.items():
+                given = {"model": models[name], "items": self.items, "tasks": list(names)}
+                self.started[kind, name] = self.run(scores_step, f"{kind} {name}", **given)
+        for name, model in models.items():
+            given = {"model": model, "text": self.text, "characters": PERPLEXITY_CHARACTERS}
+            self.started["perplexity", name] = self.run(perplexity_step, f"perplexity {name}", **given)
+        if self.encoder is not None:
+            self.started["retrieval",] = self.run(
+                retrieval_step,
+                "retrieval",
+                encoder=self.encoder,
+                items=self.items,
+                text=self.text,
+                questions=RETRIEVAL_QUESTIONS,
+                seed=self.config.seeds[0],
+            )
+
+    def probe_further(self) -> None:
+        """What the full profile adds to protocol A."""
+        self.probe_layers(("layers", "mlp", str(self.config.seeds[0])), "layers mlp", sublayer="mlp")
+        for t in TEMPERATURES:
+            self.probe_layers(("temperature", str(t)), f"layers at temperature {t}", tokens=64, temperature=t)
+        self.probe_layers(("raw_head",), "layers without the final norm", tokens=64, final_norm=False)
 
 
 @flow(
@@ -67,151 +254,19 @@ def pruning_representations(
 ) -> Report:
     check(config)
     with open_run("pruning_representations", config) as ctx:
-        seed = config.seeds[0]
-
-        def run(step: Any, label: str, **inputs: Any) -> Started:
-            return start(step, ctx, label, inputs)
-
-        prepared = run(
-            prepare_model,
-            "prepare model",
-            settings=ModelSettings(source=config.model),
-            fingerprint=source_fingerprint(config.model, hub="model"),
+        study = Study(ctx, config)
+        study.prepare()
+        study.compress()
+        study.probe()
+        study.score()
+        if study.full:
+            study.probe_further()
+        results = Results(
+            {key: step.result() for key, step in study.started.items()}, study.recipes | study.sweep
         )
-        texts = run(
-            prepare_text,
-            "prepare text",
-            settings=config.text,
-            fingerprint=source_fingerprint(config.text.source),
-        )
-        dense, text = prepared.result().reference, texts.result().reference
-        log_input(ctx, ctx.parent_run_id, "model", dense, "training")
-        log_input(ctx, ctx.parent_run_id, "text", text, "evaluation")
-        items = (
-            run(
-                items_step,
-                "items",
-                text=text,
-                count=config.items,
-                seed=seed,
-                fingerprint=source_fingerprint("bundled:"),
-            )
-            .result()
-            .reference
-        )
-
-        def compressed(recipes: tuple[Recipe, ...]) -> dict[str, Started]:
-            given = {"model": dense, "calibration": text, "seed": seed}
-            return {r.label: run(compress, f"compress {r.label}", recipe=r, **given) for r in recipes}
-
-        full = config.profile == "full"
-        judged = {r.label: r for r in (*config.recipes, *(FULL_RECIPES if full else ()))}
-        rest = {
-            r.label: r
-            for r in (*config.perplexity_recipes, *((*FULL_PERPLEXITY, *EXTENSION) if full else ()))
-        }
-        made = compressed(tuple((rest | judged).values()))
-        models: dict[str, Reference] = {"dense": dense}
-        models |= {name: started.result().reference for name, started in made.items()}
-        models |= {Path(folder).name: existing("model", folder) for folder in config.compressed}
-        scored = ["dense", *judged, *(Path(folder).name for folder in config.compressed)]
-        # The full profile's further numbers of layers are scored on the core tasks alone.
-        wanted = {r.label for r in config.recipes} | {Path(folder).name for folder in config.compressed}
-        extra = [r.label for r in EXTENSION] if full else []
-
-        started: dict[tuple[str, ...], Started] = {}
-        probe = {"model": dense, "text": text, "final_norm": True}
-        for s in config.seeds:
-            started["layers", "attn", str(s)] = run(
-                layers_step,
-                f"layers attn seed {s}",
-                **probe,
-                sublayer="attn",
-                tokens=config.probe_tokens,
-                temperature=config.temperature,
-                seed=s,
-            )
-        reference = REFERENCE if REFERENCE in scored else scored[1]
-        for name in scored[1:]:
-            given = {"prompts": config.prompts, "steps": config.steps, "temperature": config.temperature}
-            started["decoding", name] = run(
-                decoding_step,
-                f"decoding {name}",
-                model=dense,
-                other=models[name],
-                text=text,
-                seed=seed,
-                **given,
-            )
-            # All questions for one variant; of the others, in the full profile, what the outlook needs.
-            for cue in ("plain", "cued") if name == reference else ("cued",) if full else ():
-                started["options", name, cue] = run(
-                    options_step,
-                    f"options {name} {cue}",
-                    model=dense,
-                    other=models[name],
-                    items=items,
-                    cue=cue,
-                    questions=config.items if name == reference else OUTLOOK_QUESTIONS,
-                    temperature=config.temperature,
-                )
-        for name in [*scored, *extra]:
-            given = {"model": models[name], "items": items}
-            started["scores", name] = run(scores_step, f"scores {name}", **given, tasks=list(CORE))
-            if name == "dense" or name in wanted:
-                started["chat", name] = run(scores_step, f"chat scores {name}", **given, tasks=list(CHAT))
-                if full:
-                    started["more", name] = run(scores_step, f"more scores {name}", **given, tasks=list(MORE))
-        for name, model in models.items():
-            given = {"model": model, "text": text, "characters": PERPLEXITY_CHARACTERS}
-            started["perplexity", name] = run(perplexity_step, f"perplexity {name}", **given)
-        if config.encoder != NO_ENCODER:
-            encoder_settings = ModelSettings(source=config.encoder, dtype="float32", architecture="any")
-            encoder = run(
-                prepare_model,
-                "prepare encoder",
-                settings=encoder_settings,
-                fingerprint=source_fingerprint(config.encoder, hub="model"),
-            )
-            started["retrieval",] = run(
-                retrieval_step,
-                "retrieval",
-                encoder=encoder.result().reference,
-                items=items,
-                text=text,
-                seed=seed,
-            )
-        if full:
-            common = {**probe, "seed": seed}
-            started["layers", "mlp", str(seed)] = run(
-                layers_step,
-                "layers mlp",
-                **common,
-                sublayer="mlp",
-                tokens=config.probe_tokens,
-                temperature=config.temperature,
-            )
-            for t in TEMPERATURES:
-                started["temperature", str(t)] = run(
-                    layers_step,
-                    f"layers at temperature {t}",
-                    **common,
-                    sublayer="attn",
-                    tokens=64,
-                    temperature=t,
-                )
-            started["raw_head",] = run(
-                layers_step,
-                "layers without the final norm",
-                **{**common, "final_norm": False},
-                sublayer="attn",
-                tokens=64,
-                temperature=config.temperature,
-            )
-        results = Results({key: value.result() for key, value in started.items()}, judged)
         log_candidates(ctx, results)
         parts = report_parts(results)
-        seconds = sum(float(value.result().timings["seconds"]) for value in started.values())
+        seconds = sum(float(step.result().timings["seconds"]) for step in study.started.values())
         return publish(
             ctx,
             "pruning_representations: which tasks a pruned model will still do",

@@ -12,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from methods.pruning_representations.tables import agreement_without_habit
+
 BOOTSTRAPS = 2000
 KEEPS, LOSES = 0.9, 0.5
 # A task counts only where the dense model is at least this far above chance.
@@ -43,6 +45,11 @@ class Claim:
     @property
     def mean(self) -> float:
         return float(np.mean(self.values))
+
+
+def without_calibration(label: str) -> str:
+    """A recipe's label without what it adds for a calibration of unusual size."""
+    return re.sub(r"-c\d+x\d+$", "", label)
 
 
 def over_seeds(name: str, text: str, values: Sequence[float], bar: float, note: str = "") -> Claim:
@@ -191,6 +198,31 @@ def gap_claim(tasks: pd.DataFrame, variants: Sequence[str], name: str, what: str
     return Claim(f"gap/{name}", text, (value,), half, bool(best[0] <= LOSES), note)
 
 
+def ranking_claims(tasks: pd.DataFrame, perplexity: Mapping[str, float]) -> list[Claim]:
+    """Whether dropping by predicted KL (an extension) harms less than by cosine, at each number of attentions."""
+    pairs = {}
+    for name in perplexity:
+        other = re.sub(r"^(drop-attn-\d+)", r"\1-by-kl", name)
+        if other != name and "-by-kl" not in name and other in perplexity:
+            pairs[name] = other
+    if not pairs:
+        return []
+    ratios = [perplexity[other] / perplexity[name] for name, other in pairs.items()]
+    told = []
+    for name, other in pairs.items():
+        kept = [
+            tasks[(tasks.variant == variant) & tasks.task.isin(("arithmetic", "recall"))].kept.mean()
+            for variant in (name, other)
+        ]
+        told.append(
+            f"{name}: perplexity {perplexity[name]:.1f} by cosine, {perplexity[other]:.1f} by KL, sums and recall keep "
+            f"{100 * kept[0]:.0f} and {100 * kept[1]:.0f} %"
+        )
+    text = "Extension: attentions dropped by predicted KL cost less perplexity than by cosine, at every number of them"
+    spread = float(np.std(ratios, ddof=1)) if len(ratios) > 1 else 0.0
+    return [Claim("ranking", text, tuple(ratios), spread, max(ratios) < 1, "; ".join(told))]
+
+
 def decoding_claims(frames: Mapping[str, pd.DataFrame], name: str) -> list[Claim]:
     """History against softmax for one variant; and that heavier drops part earlier."""
     frame = frames[name]
@@ -212,9 +244,9 @@ def decoding_claims(frames: Mapping[str, pd.DataFrame], name: str) -> list[Claim
         )
     ]
     drops = sorted(
-        (int(label.removeprefix("drop-attn-")), label)
+        (int(match[1]), label)
         for label in frames
-        if label.removeprefix("drop-attn-").isdigit()
+        if (match := re.fullmatch(r"drop-attn-(\d+)", without_calibration(label)))
     )
     if len(drops) > 1:
         means = [float(first_divergence(frames[label]).mean()) for _, label in drops]
@@ -248,7 +280,9 @@ def option_claims(frame: pd.DataFrame, name: str) -> list[Claim]:
         rows = rng.integers(0, len(own), (BOOTSTRAPS, len(own)))
         drawn = np.median(own[rows], axis=1) / np.median(whole[rows], axis=1)
         half = float(np.quantile(drawn, 0.975) - np.quantile(drawn, 0.025)) / 2
-        ratio, same = float(np.median(own) / np.median(whole)), float(part.agree.mean())
+        ratio = float(np.median(own) / np.median(whole))
+        names = [c.removeprefix("logp_other_") for c in part if c.startswith("logp_other_")]
+        same = agreement_without_habit(part, names)
         where = "asks for the letter" if cue == "cued" else "does not ask for the letter"
         facts = (
             f"options' rank {part.best_rank.median():.0f}, mass {part.option_mass.median():.2g}, right dense "
@@ -266,10 +300,13 @@ def option_claims(frame: pd.DataFrame, name: str) -> list[Claim]:
             ),
             Claim(
                 f"options/{cue}/agreement",
-                f"Both models choose the same option in at least 80 % of the questions, where the prompt {where}",
+                "Both models choose the same option in at least 80 % of the questions, their habits for a letter taken "
+                f"off, where the prompt {where}",
                 (same,),
                 1.96 * float(np.sqrt(same * (1 - same) / len(part))),
                 same >= 0.8,
+                f"with the habits {100 * part.agree.mean():.0f} %, but the dense model prefers one letter in "
+                f"{100 * part.choice.value_counts(normalize=True).max():.0f} %",
             ),
         ]
     return found
@@ -278,8 +315,7 @@ def option_claims(frame: pd.DataFrame, name: str) -> list[Claim]:
 def perplexity_claims(values: Mapping[str, float]) -> list[Claim]:
     """SparseGPT <= Wanda < magnitude, and 2:4 worse than unstructured."""
     found = []
-    # Labels end with the size of an unusual calibration.
-    values = {re.sub(r"-c\d+x\d+$", "", name): value for name, value in values.items()}
+    values = {without_calibration(name): value for name, value in values.items()}
     for pattern, what in (("50pct", "50 % unstructured"), ("2of4", "2:4")):
         names = [f"{method}-{pattern}" for method in ("sparsegpt", "wanda", "magnitude")]
         if all(name in values for name in names):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -123,10 +124,16 @@ class OptionTable:
         return self.frame
 
     def summary(self) -> dict[str, float]:
-        """Medians over questions and the share of equal choices."""
+        """Medians over questions, and shares of equal choices.
+
+        `favourite_share`: of the questions in which the dense model chooses its most frequent option. Near 1, equal
+        choices say nothing; `agreement_without_habit` still does.
+        """
         f = self.frame
         return {
             "agreement": float(f.agree.mean()),
+            "agreement_without_habit": agreement_without_habit(f, self.options),
+            "favourite_share": float(f.choice.value_counts(normalize=True).max()),
             "kl": float(f.kl.median()),
             "option_kl": float(f.option_kl.median()),
             "option_kl_estimate": float(f.option_kl_estimate.median()),
@@ -135,3 +142,20 @@ class OptionTable:
             "option_mass": float(f.option_mass.median()),
             "best_rank": float(f.best_rank.median()),
         }
+
+
+def agreement_without_habit(frame: pd.DataFrame, options: Sequence[str]) -> float:
+    """Share of questions with equal choices when each model's mean preference for each option is taken off first.
+
+    A small model may answer `A` to everything; what the question changes in its preferences is then compared.
+
+    Args:
+        frame: of an `OptionTable`.
+        options: its strings.
+    """
+    chosen = []
+    for prefix in ("logp_", "logp_other_"):
+        values = frame[[f"{prefix}{option.strip()}" for option in options]].to_numpy()
+        values = values - values.mean(axis=1, keepdims=True)
+        chosen.append((values - values.mean(axis=0)).argmax(axis=1))
+    return float((chosen[0] == chosen[1]).mean())

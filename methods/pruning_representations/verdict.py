@@ -14,6 +14,8 @@ from dataclasses import dataclass
 STATES_BAR = 0.9
 # Multiple choice: share of questions on which both models prefer the same option.
 CHOICE_BAR = 0.8
+# A dense model that prefers one option in more questions than this answers by habit: agreement then says nothing.
+HABIT_BAR = 0.9
 # Free text: share of positions at which both models choose the same token after the same text.
 SAFE_BAR, RISK_BAR = 0.9, 0.75
 
@@ -24,7 +26,7 @@ class Survival:
 
     Attributes:
         kind: what the model is used for.
-        outlook: `keeps`, `at risk` or `fails`.
+        outlook: `keeps`, `at risk` or `fails`; `not judged` where the dense model itself says nothing.
         measured: the number that decides.
         reason: it in words, with its bar.
     """
@@ -56,25 +58,26 @@ def task_verdict(
             )
         )
     if options is not None:
-        same = options["agreement"]
-        found.append(
-            Survival(
-                "multiple choice",
-                "keeps" if same >= CHOICE_BAR else "at risk",
-                same,
-                f"same option in {100 * same:.0f} % of the questions, bar {100 * CHOICE_BAR:.0f} %",
+        same, favourite = options["agreement"], options["favourite_share"]
+        outlook = "keeps" if same >= CHOICE_BAR else "at risk"
+        reason = f"same option in {100 * same:.0f} % of the questions, bar {100 * CHOICE_BAR:.0f} %"
+        if favourite > HABIT_BAR:
+            outlook = "not judged"
+            reason = (
+                f"the dense model prefers one letter in {100 * favourite:.0f} % of the questions, so that agreement "
+                "says nothing"
             )
-        )
+        found.append(Survival("multiple choice", outlook, same, reason))
     token = decoding["forced/agreement"]
     outlook = "keeps" if token >= SAFE_BAR else "at risk" if token >= RISK_BAR else "fails"
-    run = 1 / max(1 - token, 1e-3)
+    run = round(1 / max(1 - token, 1e-3))
     found.append(
         Survival(
             "free text",
             outlook,
             token,
-            f"same next token at {100 * token:.0f} % of the positions, so about {run:.0f} tokens until the text "
-            f"differs; bars {100 * RISK_BAR:.0f} % and {100 * SAFE_BAR:.0f} %",
+            f"same next token at {100 * token:.0f} % of the positions, so about {run} token{'s' * (run > 1)} until the "
+            f"text differs; bars {100 * RISK_BAR:.0f} % and {100 * SAFE_BAR:.0f} %",
         )
     )
     return tuple(found)

@@ -11,7 +11,7 @@ from tasks.reference import Reference
 from tasks.step import step
 
 
-@step("evaluate", kind="report", version="1", timeout_seconds=24 * 3600)
+@step("evaluate", kind="report", version="2", timeout_seconds=24 * 3600)
 def evaluate(
     out: Path,
     *,

@@ -12,6 +12,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from methods.pruning_representations.study_claims import (
+    ABOVE_CHANCE,
     Claim,
     decoding_claims,
     first_divergence,
@@ -21,18 +22,27 @@ from methods.pruning_representations.study_claims import (
     layer_summary,
     option_claims,
     perplexity_claims,
+    ranking_claims,
     retrieval_claims,
     task_frame,
 )
 from methods.pruning_representations.tables import OptionTable, StepTable
 from methods.pruning_representations.verdict import Survival, task_verdict
+from tasks.report.pruning_representations_plots import (
+    SPACES,
+    plot_decoding,
+    plot_estimates,
+    plot_layers,
+    plot_sweep,
+    plot_tasks,
+    sweep_table,
+)
 from tasks.report.verdict import Verdict
 from tasks.step import StepResult
 from tasks.study.pruning.items import CHANCE, LETTERS
 from tasks.study.pruning_representations import item_scores, read_frame
 from tasks.tracking import RunContext, candidate_run, log_metrics, log_params, log_trace
 
-SPACES = {"cos_h": "embedding", "cos_z": "logit", "cos_p": "probability"}
 # The variant whose details are shown, when it is among those judged.
 REFERENCE = "drop-attn-4"
 
@@ -114,6 +124,8 @@ def report_parts(results: Results) -> Parts:
         "decoding": plot_decoding(tables["decoding"]),
         "estimates": plot_estimates(tables["estimates"]),
     }
+    if (figure := plot_sweep(results.tasks)) is not None:
+        figures["sweep"], tables["sweep"] = figure, sweep_table(results.tasks)
     if results.retrieval is not None:
         kept = results.retrieval.groupby("variant", sort=False)[["found", "cos_h"]].mean().reset_index()
         tables["retrieval"] = kept
@@ -130,7 +142,8 @@ def report_parts(results: Results) -> Parts:
 def all_claims(results: Results) -> list[Claim]:
     """Every claim that this run can test."""
     found = layer_claims(results.attention_layers)
-    variants = [name for name in results.scores if name != "dense" and name in results.recipes]
+    # The paper's ranking; the extension beside it has a claim of its own.
+    variants = [name for name in results.scores if name in results.recipes and "-by-kl" not in name]
     families = {
         "attn": ("Dropping attentions", [v for v in variants if v.startswith("drop-attn-")]),
         "mlp": ("Dropping MLPs", [v for v in variants if v.startswith("drop-mlp-")]),
@@ -140,6 +153,7 @@ def all_claims(results: Results) -> list[Claim]:
     for name, (what, members) in families.items():
         claim = gap_claim(results.tasks, members, name, what)
         found += [] if claim is None else [claim]
+    found += ranking_claims(results.tasks, results.perplexity)
     if results.decoding:
         reference = REFERENCE if REFERENCE in results.decoding else next(iter(results.decoding))
         found += decoding_claims(results.decoding, reference)
@@ -288,6 +302,11 @@ def notes(results: Results) -> str:
         f"- `{name}`: " + "; ".join(f"{item.kind}: **{item.outlook}** ({item.reason})" for item in items)
         for name, items in results.outlooks().items()
     ]
+    dense = results.tasks[results.tasks.variant == "dense"]
+    near = dense[dense.dense_above_chance < ABOVE_CHANCE]
+    if len(near):
+        told = ", ".join(f"{row.task} ({100 * float(row.score):.0f} %)" for row in near.itertuples())  # type: ignore[arg-type]
+        lines.append(f"\nNear chance for the dense model, so no evidence for or against a gap: {told}.")
     rest = ", ".join(f"{name} {value:.1f}" for name, value in results.perplexity.items())
     return "\n".join(["Outlook by the probes:", *lines, "", f"Perplexity: {rest}."])
 
@@ -322,104 +341,6 @@ def decoding_table(results: Results) -> pd.DataFrame:
     """Medians over prompts by variant, mode and step."""
     parts = [StepTable(frame, 1.0).curves().assign(variant=name) for name, frame in results.decoding.items()]
     return pd.concat(parts, ignore_index=True)
-
-
-def plot_layers(table: pd.DataFrame) -> Figure:
-    """Cosine in the three spaces over the layers; the band is the finding."""
-    figure = Figure(figsize=(10, 4.5), layout="constrained")
-    axes = figure.subplots()
-    for i, (space, part) in enumerate(table.groupby("space", sort=False)):
-        axes.plot(part.layer, part["median"], color=f"C{i}", label=f"{space} space, median")
-        axes.fill_between(part.layer, part.q05, part.q95, color=f"C{i}", alpha=0.2, linewidth=0)
-    axes.set_xlabel("layer whose attention is dropped (first and last are exceptions)")
-    axes.set_ylabel("cosine with the dense state")
-    axes.set_ylim(max(-0.05, float(table.q05.min()) - 0.05), 1.02)
-    axes.set_title("One attention dropped at a time: medians, bands from 5 % to 95 % of the tokens")
-    axes.legend(frameon=False)
-    axes.grid(alpha=0.3)
-    return figure
-
-
-def plot_estimates(table: pd.DataFrame) -> Figure:
-    """Predicted against measured median KL."""
-    figure = Figure(figsize=(5.5, 5), layout="constrained")
-    axes = figure.subplots()
-    last = table.layer.max()
-    for i, (seed, part) in enumerate(table.groupby("seed")):
-        middle = part[(part.layer > 0) & (part.layer < last)]
-        axes.scatter(middle.kl_q50, middle.kl_estimate_q50, s=14, color=f"C{i}", label=f"seed {seed}")
-    middle = table[(table.layer > 0) & (table.layer < last)]
-    low, high = float(middle.kl_q50.min()) / 1.5, float(middle.kl_q50.max()) * 1.5
-    line = np.array([low, high])
-    axes.plot(line, line, color="grey", linewidth=1, label="equal")
-    axes.fill_between(
-        line, 0.75 * line, 1.25 * line, color="grey", alpha=0.15, linewidth=0, label="within 25 %"
-    )
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_xlabel("measured median KL of dropping one attention (nats)")
-    axes.set_ylabel("second-order estimate (nats)")
-    axes.set_title("One point an inner layer and seed")
-    axes.legend(frameon=False, fontsize=8)
-    axes.grid(alpha=0.3)
-    return figure
-
-
-def plot_decoding(table: pd.DataFrame) -> Figure:
-    """Similarity of the probabilities, and KL, over the steps of generation."""
-    figure = Figure(figsize=(11, 4.5), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    for i, (name, part) in enumerate(table.groupby("variant", sort=False)):
-        for mode, style in (("free", "-"), ("forced", ":")):
-            curve = part[part["mode"] == mode]
-            label = str(name) if mode == "free" else None
-            left.plot(curve.step, curve.cos_p, style, color=f"C{i}", label=label)
-            right.plot(curve.step, curve.kl.clip(lower=1e-3), style, color=f"C{i}")
-    left.set_ylabel("cosine of the probabilities, median over prompts")
-    right.set_ylabel("KL(dense || compressed) (nats), median over prompts")
-    right.set_yscale("log")
-    for axes in (left, right):
-        axes.set_xlabel("step of generation")
-        axes.grid(alpha=0.3)
-    left.legend(frameon=False, fontsize=8)
-    figure.suptitle("Solid: each model on its own text. Dotted: both on the dense model's text")
-    return figure
-
-
-def plot_tasks(tasks: pd.DataFrame) -> Figure:
-    """What each task keeps, by variant: choice tasks solid, written ones dashed."""
-    part = tasks[tasks.variant != "dense"]
-    variants = sorted(dict.fromkeys(part.variant), key=_variant_order)
-    figure = Figure(figsize=(max(7, 1.1 * len(variants) + 3), 5), layout="constrained")
-    axes = figure.subplots()
-    names = list(dict.fromkeys(part.task))
-    for i, task in enumerate(names):
-        own = part[part.task == task].set_index("variant").reindex(variants)
-        written = str(own.kind.dropna().iloc[0]) == "written"
-        places = np.arange(len(variants)) + 0.08 * (i - (len(names) - 1) / 2)
-        axes.errorbar(
-            places,
-            100 * own.kept,
-            yerr=[100 * (own.kept - own.kept_low), 100 * (own.kept_high - own.kept)],
-            fmt="s" if written else "o",
-            mfc="white" if written else None,
-            color=f"C{i}",
-            capsize=2,
-            label=f"{task} ({'written' if written else 'choice'})",
-        )
-    axes.axhline(90, color="grey", linewidth=0.8, linestyle="--")
-    axes.axhline(50, color="grey", linewidth=0.8, linestyle=":")
-    axes.set_xticks(range(len(variants)), variants, rotation=25, ha="right")
-    axes.set_ylabel("share of the dense score that is kept (%), 95 % interval")
-    axes.set_title("Lines at 90 % (choice should stay above) and 50 % (written falls below)")
-    axes.legend(frameon=False, fontsize=8, ncols=2)
-    axes.grid(axis="y", alpha=0.3)
-    return figure
-
-
-def _variant_order(name: str) -> tuple[str, int, str]:
-    head, _, tail = name.rpartition("-")
-    return (head, int(tail), "") if tail.isdigit() else ("~", 0, name)
 
 
 def log_candidates(ctx: RunContext, results: Results) -> None:

@@ -42,6 +42,12 @@ def _load(model: Reference, exact: bool) -> tuple[Any, Any]:
     return load_candidate(model.expect("model"), None, torch.float32 if exact else fast_dtype(best_device()))
 
 
+def config_of(folder: Path) -> dict[str, Any]:
+    """The model's config.json."""
+    found: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return found
+
+
 def documents(text: Reference, part: str = "") -> list[str]:
     """The documents of a prepared text, or of its part `calibration`."""
     from tasks.evaluate.perplexity import read_text
@@ -197,16 +203,15 @@ def options_step(
     return {"questions": len(rows)}
 
 
-@step("pruning-retrieval", kind="report", version="1", timeout_seconds=DAY)
+@step("pruning-retrieval", kind="report", version="2", timeout_seconds=DAY)
 def retrieval_step(
-    out: Path, *, encoder: Reference, items: Reference, text: Reference, seed: int
+    out: Path, *, encoder: Reference, items: Reference, text: Reference, questions: int, seed: int
 ) -> dict[str, Any]:
-    """Recall of passages by an encoder, dense and compressed."""
+    """Recall of passages by an encoder, dense and compressed, among the passages of all these questions."""
     from tasks.study.pruning.retrieval import measure
 
-    rows = measure(
-        encoder.expect("model"), read_items(items.path, "retrieval"), documents(text, "calibration"), seed
-    )
+    pairs = read_items(items.path, "retrieval")[:questions]
+    rows = measure(encoder.expect("model"), pairs, documents(text, "calibration"), seed)
     frame = pd.DataFrame(rows)
     _write(out, frame)
     return {"recall": {str(k): float(v) for k, v in frame.groupby("variant").found.mean().items()}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import PurePath
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -22,8 +23,8 @@ class PruningRepresentationsStudy(Config):
     )
     profile: Literal["default", "full"] = Field(
         default="default",
-        description="default: within minutes; full: every second number of layers up to 12, further tasks, MLP "
-        "sublayers, four temperatures",
+        description="default: within minutes; full: also other numbers of attentions, MLPs and blocks on all tasks, "
+        "2:4, MLP sublayers, four temperatures; more than an hour",
     )
     recipes: tuple[Recipe, ...] = Field(
         default=(
@@ -71,6 +72,10 @@ class PruningRepresentationsStudy(Config):
 
     @model_validator(mode="after")
     def _labels_differ(self) -> Self:
+        names = [PurePath(folder).name for folder in self.compressed]
+        taken = ["dense", *(recipe.label for recipe in (*self.recipes, *self.perplexity_recipes))]
+        if twice := sorted({name for name in names if names.count(name) + taken.count(name) > 1}):
+            raise ValueError(f"compressed: {twice[0]!r} is the name of two models; rename the folder")
         for recipes in (self.recipes, self.perplexity_recipes):
             labels = [recipe.label for recipe in recipes]
             if twice := sorted({label for label in labels if labels.count(label) > 1}):

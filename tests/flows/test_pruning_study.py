@@ -8,13 +8,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 import flows.studies.pruning_representations as study
 from flows.studies.pruning_representations_config import PruningRepresentationsConfig
 from flows.task_runner import Finished
-from methods.common.errors import DataError
+from methods.common.errors import ConfigError, DataError
 from tasks.compress.recipes import DropRecipe, MagnitudeRecipe, WandaRecipe
-from tasks.study.pruning.items import CHAT, CORE
+from tasks.study.pruning.items import CHAT, CORE, MORE
 from tests.tiny_models import tiny_llama, toy_text
 
 SMALL = {"calibration_sequences": 2, "calibration_length": 16}
@@ -98,7 +99,58 @@ def test_sources_are_refused_before_any_work(tiny: PruningRepresentationsConfig)
         ("model", "/nowhere/model", "there is no such folder"),
         ("text", tiny.text.model_copy(update={"source": "/nowhere/*.txt"}), "nowhere"),
         ("encoder", "/nowhere/encoder", "there is no such folder"),
-        ("compressed", ("/nowhere/small",), "does not exist"),
+        ("compressed", ("/nowhere/small",), "compressed: .*nowhere"),
     ):
         with pytest.raises(DataError, match=message):
             study.check(tiny.model_copy(update={field: value}))
+
+
+def test_what_does_not_fit_the_model_is_refused_before_any_work(
+    tiny: PruningRepresentationsConfig, tmp_path: Path
+) -> None:
+    large = DropRecipe(layers=4, **SMALL)
+    long = WandaRecipe(calibration_length=1024)
+    other = str(tiny_llama(tmp_path / "other", vocabulary=300))
+    (tmp_path / "encoder").mkdir()
+    for field, value, message in (
+        ("recipes", (large,), "recipe drop-attn-4-c2x16: layers 4: the model has 4 with attn"),
+        ("perplexity_recipes", (long,), "recipe wanda-50pct-c16x1024: calibration_length 1024"),
+        ("steps", 256, "steps 256: the model reads at most 256 tokens"),
+        ("compressed", (other,), r"compressed: .*other has \d+ tokens, the model \d+"),
+        ("compressed", (str(tmp_path / "encoder"),), "compressed: model .*encoder: holds no config"),
+        ("encoder", tiny.model, "encoder .*: has the model type 'llama'; give a BERT sentence encoder"),
+    ):
+        with pytest.raises((ConfigError, DataError), match=message):
+            study.check(tiny.model_copy(update={field: value}))
+
+
+def test_two_models_of_one_name_are_refused(tiny: PruningRepresentationsConfig) -> None:
+    for folders in (("a/small", "b/small"), ("a/dense",), ("a/drop-attn-1-c2x16",)):
+        with pytest.raises(ValidationError, match="is the name of two models; rename the folder"):
+            PruningRepresentationsConfig.model_validate({**tiny.model_dump(), "compressed": folders})
+
+
+def test_the_full_profile_leaves_out_what_a_small_model_cannot_lose(
+    tiny: PruningRepresentationsConfig,
+) -> None:
+    found = [recipe.label for recipe in study.fitting(study.SWEEP, Path(tiny.model))]
+    assert found == ["drop-attn-2", "drop-mlp-1", "drop-mlp-2", "drop-block-1", "drop-block-2"]
+
+
+@pytest.mark.bundled
+def test_the_full_profile_sweeps_numbers_of_layers(
+    tiny: PruningRepresentationsConfig, alone: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep = [DropRecipe(layers=n, **SMALL) for n in (2, 3)]
+    by_kl = DropRecipe(layers=2, criterion="kl_estimate", **SMALL)
+    monkeypatch.setattr(study, "SWEEP", (*sweep, by_kl))
+    monkeypatch.setattr(study, "FULL_PERPLEXITY", ())
+    monkeypatch.setattr(study, "TEMPERATURES", (1.0,))
+    study.pruning_representations.fn(tiny.model_copy(update={"profile": "full"}))
+    metrics, _shown, _tables, figures, _verdicts = alone["parts"]
+    assert {"drop-attn-2-c2x16", "drop-attn-3-c2x16"} <= set(metrics["tasks"])
+    assert set(metrics["tasks"]["drop-attn-3-c2x16"]) == {*CORE, *CHAT, *MORE}
+    # The probes look at the user's recipes only.
+    assert set(metrics["decoding"]) == {recipe.label for recipe in tiny.recipes}
+    assert {"temperature", "raw_head", "mlp_layers"} <= set(metrics)
+    assert "sweep" in figures

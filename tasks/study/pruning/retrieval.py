@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from methods.common.errors import DataError
 from methods.common.linear_layers import register_architecture
 from methods.pruning_representations import drop_sublayers, wanda
 from methods.pruning_representations.calibration import sample_sequences
+
+
+def check_encoder(folder: Path) -> None:
+    """Refuse another encoder than BERT, whose sublayers are known here. Raises DataError."""
+    kind = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type")
+    if kind != "bert":
+        raise DataError(
+            f"encoder {folder}: has the model type {kind!r}; give a BERT sentence encoder, or 'none'"
+        )
 
 
 def encode(model: Any, tokenizer: Any, texts: list[str], batch_size: int = 32, longest: int = 128) -> Tensor:
@@ -63,7 +74,6 @@ def variants(model: Any, calibration: Tensor) -> dict[str, Any]:
         "dense": model,
         "drop-attn-1": drop_sublayers(model, attn=[first]),
         "wanda-30pct": wanda(copy.deepcopy(model), calibration, sparsity=0.3),
-        "wanda-50pct": wanda(copy.deepcopy(model), calibration, sparsity=0.5),
     }
 
 

@@ -12,6 +12,7 @@ from methods.pruning_representations.study_claims import (
     layer_summary,
     option_claims,
     perplexity_claims,
+    ranking_claims,
     retention,
     retrieval_claims,
     task_frame,
@@ -135,6 +136,12 @@ def test_options_by_cue() -> None:
             "gold": 1,
         }
     )
+    # Each question moves one option up; the changed model follows it in 45 and in 30 of 50, under another habit.
+    asked = np.arange(100) % 2
+    other = np.where(rows.agree, asked, 1 - asked)
+    for i, option in enumerate("AB"):
+        rows[f"logp_{option}"] = -3.0 + (asked == i) + 9 * i
+        rows[f"logp_other_{option}"] = -3.0 + (other == i) + 5 * (1 - i)
     held = {c.name: c.held for c in option_claims(rows, "x")}
     assert held == {
         "options/cued/kl_ratio": False,
@@ -168,3 +175,26 @@ def test_retrieval_keeps() -> None:
         ]
     )
     assert [c.held for c in retrieval_claims(frame)] == [True, False]
+
+
+def test_rankings_are_compared_at_equal_numbers_of_layers() -> None:
+    perplexity = {
+        "dense": 10.0,
+        "drop-attn-4-c2x16": 20.0,
+        "drop-attn-4-by-kl-c2x16": 18.0,
+        "drop-attn-6": 30.0,
+    }
+    tasks = pd.DataFrame(
+        [
+            {"variant": name, "task": task, "kept": kept}
+            for name, kept in (("drop-attn-4-c2x16", 0.5), ("drop-attn-4-by-kl-c2x16", 0.7))
+            for task in ("arithmetic", "recall")
+        ]
+    )
+    (claim,) = ranking_claims(tasks, perplexity)
+    assert claim.values == (0.9,)
+    assert claim.held
+    assert "sums and recall keep 50 and 70 %" in claim.note
+    worse = perplexity | {"drop-attn-6-by-kl": 31.0}
+    assert not ranking_claims(tasks, worse)[0].held
+    assert ranking_claims(tasks, {"drop-attn-6": 30.0}) == []
