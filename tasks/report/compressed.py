@@ -11,9 +11,11 @@ def log_compressed(ctx: RunContext, candidate: Candidate) -> None:
     """Numbers under `compress/`, apart from what an evaluation measures; the curve under `distill/`."""
     run = candidate_run(ctx, candidate.name)
     log_params(ctx, run, {STAGE_PARAM: candidate.stage, "candidate.method": candidate.method})
+    # The first metric is the one that MLflow's compare page plots.
+    facts = sorted(candidate.facts.items(), key=lambda fact: fact[0] not in ("error/mean", "size/bytes"))
     numbers = {
         f"compress/{name}": value
-        for name, value in candidate.facts.items()
+        for name, value in facts
         if isinstance(value, int | float) and not isinstance(value, bool) and name != "seed"
     }
     log_metrics(ctx, run, {**numbers, "compress/seconds": candidate.seconds})

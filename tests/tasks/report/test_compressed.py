@@ -9,6 +9,7 @@ from tasks.candidates import Candidate
 from tasks.compress.recipes import HISTORY
 from tasks.config import Config
 from tasks.reference import Reference
+from tasks.report import compressed
 from tasks.report.compressed import log_compressed
 from tasks.settings import settings
 from tasks.tracking import children, flow_run
@@ -28,16 +29,20 @@ def test_it_holds_sizes_and_the_curve(trained: bool, tmp_path: Path, monkeypatch
         stage="compressed",
         method="littlebit2-0.55bit",
         reference=Reference(path=folder, digest="d", kind="model"),
-        facts={"size/bytes": 12, "seed": 0, "label": "x", "layers": [1], "strict": True},
+        facts={"a": 3, "size/bytes": 12, "seed": 0, "label": "x", "layers": [1], "strict": True},
         seconds=1.5,
     )
+    written: dict[str, float] = {}
+    real = compressed.log_metrics
+    monkeypatch.setattr(compressed, "log_metrics", lambda *given: (written.update(given[2]), real(*given)))
     with flow_run("compress", Config()) as ctx:
         log_compressed(ctx, made)
         (run,) = children(ctx)
         assert run.info.status == "FINISHED"
-        numbers = {"compress/size/bytes": 12.0, "compress/seconds": 1.5}
+        numbers = {"compress/size/bytes": 12.0, "compress/a": 3.0, "compress/seconds": 1.5}
         last = {"distill/loss": 2.5, "distill/lr": 0.0} if trained else {}
         assert run.data.metrics == numbers | last
+        assert next(iter(written)) == "compress/size/bytes"  # what the compare page plots
         assert run.data.params["candidate.method"] == "littlebit2-0.55bit"
         if trained:
             curve = ctx.client.get_metric_history(run.info.run_id, "distill/loss")
