@@ -10,7 +10,7 @@ from tasks.prepare.steps import prepare_model, prepare_text, source_fingerprint
 from tasks.prepare.text import check_text_source
 from tasks.reference import Reference
 from tasks.report.littlebit2 import figures, log_candidates, metrics_and_verdicts, shown_table, tables
-from tasks.report.littlebit2_model import log_model_candidates, model_table, plot_model
+from tasks.report.littlebit2_model import log_model_candidates, model_table, model_tables, plot_model
 from tasks.report.publish import Report, markdown_table, publish, report_folder
 from tasks.study.littlebit2 import read_frames, small_study, weights_study
 from tasks.study.littlebit2_config import LittleBit2ModelStudy
@@ -62,7 +62,8 @@ def littlebit2(config: LittleBit2Config = LittleBit2Config()) -> Report:
         plots, data, notes = figures(frames), tables(frames), []
         if config.profile == "full":
             log_model_candidates(ctx, frames)
-            plots["model"], data["model"] = plot_model(frames["model"]), frames["model"]
+            plots["model"] = plot_model(frames)
+            data |= model_tables(frames)
             notes = [markdown_table(model_table(frames)), f"Packed model folders: `{done[-1].path}`."]
         notes.append(f"Seconds of work: {sum(part.timings['seconds'] for part in done):.0f}.")
         return publish(

@@ -9,7 +9,7 @@ from flows.task_runner import start, task_runner
 from tasks.prepare.models import check_model_source
 from tasks.prepare.text import check_text_source
 from tasks.report.littlebit2 import metrics_and_verdicts
-from tasks.report.littlebit2_model import log_model_candidates, model_table, plot_model
+from tasks.report.littlebit2_model import log_model_candidates, model_table, model_tables, plot_model
 from tasks.report.publish import Report, publish, report_folder
 from tasks.study.littlebit2 import read_frames
 from tasks.study.littlebit2_model import model_study
@@ -44,8 +44,8 @@ def littlebit2_model(config: LittleBit2ModelConfig = LittleBit2ModelConfig()) ->
             report_folder(ctx, config.report.folder),
             metrics,
             model_table(frames),
-            {"model": frames["model"]},
-            {"model": plot_model(frames["model"])},
+            model_tables(frames),
+            {"model": plot_model(frames)},
             verdicts,
             notes=f"{facts}. Packed model folders: `{done.path}`. Seconds of work: {done.timings['seconds']:.0f}.",
         )

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from tasks.report.littlebit2 import COLOURS, NAMES
@@ -30,31 +31,72 @@ def model_table(frames: Frames) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def plot_model(model: pd.DataFrame) -> Figure:
-    """The real model: perplexity over the distillation, and over the size of the files."""
-    figure = Figure(figsize=(11, 4.4), layout="constrained")
-    left, right = figure.subplots(1, 2)
+def model_tables(frames: Frames) -> dict[str, pd.DataFrame]:
+    """The data behind the plot."""
+    return {name: frames[name] for name in ("model", "rates") if name in frames}
+
+
+def plot_model(frames: Frames) -> Figure:
+    """The real model: perplexity over the distillation, over the size of the files, and over the learning rate."""
+    model, rates = frames["model"], frames.get("rates")
+    figure = Figure(figsize=(11 if rates is None else 16, 4.4), layout="constrained")
+    left, middle, *more = figure.subplots(1, 2 if rates is None else 3)
     for method, curve in model[model.step >= 0].groupby("method", sort=False):
         left.plot(curve.step, curve.perplexity, marker="o", color=COLOURS[method], label=NAMES[method])
+    original = model[(model.method == "original") & (model.step == -1)].perplexity
+    if len(original):
+        left.axhline(original.iloc[0], color=COLOURS["original"], linestyle=":", label=NAMES["original"])
     left.set_yscale("log")
     left.set_xlabel("optimiser steps of the distillation")
     left.set_ylabel("held-out perplexity per token")
+    left.set_title("Distillation")
     left.legend(frameon=False, fontsize=8)
-    left.grid(alpha=0.3)
-    for row in model[model.step == -1].itertuples():
-        right.plot(row.file_bytes / 1e6, row.perplexity, "o", color=COLOURS[row.method])
-        right.annotate(
-            NAMES[row.method], (row.file_bytes / 1e6, row.perplexity), xytext=(6, 4),
-            textcoords="offset points", fontsize=8,
-        )  # fmt: skip
-    right.set_xscale("log")
-    right.set_yscale("log")
-    right.margins(x=0.25)
-    right.set_xlabel("weight files in MB, embeddings included")
-    right.set_ylabel("held-out perplexity per token")
-    right.set_title("LittleBit-2 distilled; the others not")
-    right.grid(alpha=0.3)
+    _plot_sizes(middle, model[model.step == -1])
+    if rates is not None:
+        _plot_rates(more[0], rates)
+    for axes in (left, middle, *more):
+        axes.grid(alpha=0.3)
     return figure
+
+
+def _plot_sizes(axes: Axes, packed: pd.DataFrame) -> None:
+    sizes = packed.file_bytes / 1e6
+    for row, size in zip(packed.itertuples(), sizes, strict=True):
+        axes.plot(size, row.perplexity, "o", color=COLOURS[row.method], label=NAMES[row.method])
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xticks(*_marks(sizes))
+    axes.minorticks_off()
+    axes.set_xlabel("weight files in MB, embeddings included")
+    axes.set_title("LittleBit-2 distilled; the others not")
+    axes.legend(frameon=False, fontsize=8)
+
+
+def _marks(values: pd.Series) -> tuple[list[float], list[str]]:
+    """1, 2, 5, 10, ... around the values, written out: a logarithmic axis would write 6 x 10^1."""
+    marks = [digit * 10.0**n for n in range(12) for digit in (1, 2, 5)]
+    shown = [mark for mark in marks if values.min() / 2 <= mark <= values.max() * 2]
+    return shown, [f"{mark:,.0f}" for mark in shown]
+
+
+def _plot_rates(axes: Axes, rates: pd.DataFrame) -> None:
+    """Each start over the learning rate; the text that chooses is not the one that is shown."""
+    for method, part in rates.groupby("method", sort=False):
+        at = part[part.seed == part.seed.iloc[0]].sort_values("rate")
+        axes.plot(at.rate, at.perplexity, marker="o", color=COLOURS[method], label=NAMES[method])
+        best = part[part.chosen]
+        axes.plot(
+            best.rate, best.perplexity, "*", markersize=13, color=COLOURS[method], label="chosen, each seed"
+        )
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    shown = sorted(rates.rate.unique())
+    axes.set_xticks(shown, [f"{rate:g}" for rate in shown])
+    axes.set_yticks(*_marks(rates.perplexity))
+    axes.minorticks_off()
+    axes.set_xlabel("peak learning rate")
+    axes.set_title(f"Short runs of {rates.steps.iloc[0]} steps")
+    axes.legend(frameon=False, fontsize=8)
 
 
 def log_model_candidates(ctx: RunContext, frames: Frames) -> None:

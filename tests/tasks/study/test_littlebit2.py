@@ -85,7 +85,7 @@ def test_claims_and_report(frames: dict[str, pd.DataFrame], tmp_path: Path) -> N
         tmp_path / "out",
         metrics,
         tables(frames),
-        {**figures(frames), "model": plot_model(frames["model"])},
+        {**figures(frames), "model": plot_model(frames)},
         markdown_table(table),
     )
     assert {p.stem for p in (tmp_path / "out" / "plots").glob("*.png")} == {
