@@ -97,40 +97,13 @@ def train_run(run: Run, train: np.ndarray, validation: np.ndarray, vocabulary: i
     model = make_model(run, vocabulary)
     held = torch.from_numpy(validation.astype(np.int64))
     start = held_out_loss(model, held[:FEW])
-    draw = np.random.default_rng((run.seed, 1))
-    order = np.concatenate(
-        [draw.permutation(len(train)) for _ in range(math.ceil(run.steps * run.batch / len(train)))]
-    )
-    optimiser = torch.optim.AdamW(parameter_groups(model, run.rate), betas=(0.9, 0.95), fused=True)
-    factor = warm_flat_decay(run.steps, run.warmup, round(0.4 * run.steps))
-    peaks = [group["lr"] for group in optimiser.param_groups]
-    curve: list[dict[str, float]] = []
-    largest, diverged = 0.0, None
-    model.train()
-    for step in range(run.steps):
-        for group, peak in zip(optimiser.param_groups, peaks, strict=True):
-            group["lr"] = peak * factor(step)
-        rows = order[step * run.batch : (step + 1) * run.batch]
-        batch = torch.from_numpy(train[rows].astype(np.int64))
-        loss, objective = _losses(model, batch)
-        optimiser.zero_grad(set_to_none=True)
-        objective.backward()
-        norm = float(nn.utils.clip_grad_norm_(model.parameters(), 1.0))
-        value = float(loss.detach())
-        if not math.isfinite(value):
-            diverged = step + 1
-            break
-        largest = max(largest, norm) if math.isfinite(norm) else math.inf
-        if step % CURVE_EVERY == 0 or step == run.steps - 1:
-            curve.append({"step": step + 1, "loss": value, "grad_norm": norm})
-        optimiser.step()
-    end = held_out_loss(model, held) if diverged is None else math.nan
+    curve, largest, diverged = _optimise(model, run, train)
     found: dict[str, Any] = {
         **asdict(run),
         "candidate": run.candidate,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "start": start,
-        "loss": end,
+        "loss": held_out_loss(model, held) if diverged is None else math.nan,
         "largest_grad_norm": largest,
         "diverged": diverged,
         "curve": curve,
@@ -143,6 +116,38 @@ def train_run(run: Run, train: np.ndarray, validation: np.ndarray, vocabulary: i
     if run.drop and diverged is None:
         found["drop"] = drop_curve(model, held[:FEW])
     return found
+
+
+def _optimise(
+    model: nn.Module, run: Run, train: np.ndarray
+) -> tuple[list[dict[str, float]], float, int | None]:
+    """Train in place; (curve, largest gradient norm before clipping, step at which the loss was no number)."""
+    draw = np.random.default_rng((run.seed, 1))
+    order = np.concatenate(
+        [draw.permutation(len(train)) for _ in range(math.ceil(run.steps * run.batch / len(train)))]
+    )
+    optimiser = torch.optim.AdamW(parameter_groups(model, run.rate), betas=(0.9, 0.95), fused=True)
+    factor = warm_flat_decay(run.steps, run.warmup, round(0.4 * run.steps))
+    peaks = [group["lr"] for group in optimiser.param_groups]
+    curve: list[dict[str, float]] = []
+    largest = 0.0
+    model.train()
+    for step in range(run.steps):
+        for group, peak in zip(optimiser.param_groups, peaks, strict=True):
+            group["lr"] = peak * factor(step)
+        rows = order[step * run.batch : (step + 1) * run.batch]
+        loss, objective = _losses(model, torch.from_numpy(train[rows].astype(np.int64)))
+        optimiser.zero_grad(set_to_none=True)
+        objective.backward()
+        norm = float(nn.utils.clip_grad_norm_(model.parameters(), 1.0))
+        value = float(loss.detach())
+        if not math.isfinite(value):
+            return curve, largest, step + 1
+        largest = max(largest, norm) if math.isfinite(norm) else math.inf
+        if step % CURVE_EVERY == 0 or step == run.steps - 1:
+            curve.append({"step": step + 1, "loss": value, "grad_norm": norm})
+        optimiser.step()
+    return curve, largest, None
 
 
 def _losses(model: nn.Module, batch: Tensor) -> tuple[Tensor, Tensor]:

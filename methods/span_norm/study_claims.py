@@ -118,7 +118,12 @@ def _start(rows: Rows) -> list[Claim]:
             rule="mean",
         ),
     ]
-    deep = 96 if 96 in depths else depths[-1]
+    return [*found, *_likeness(rows, 96 if 96 in depths else depths[-1])]
+
+
+def _likeness(rows: Rows, deep: int) -> list[Claim]:
+    """Whether tokens become alike, by candidate, after `deep` blocks."""
+    found = []
     bars: list[tuple[str, str, float, str]] = [
         ("span", SPAN, 0.10, "<="),
         ("prenorm_unscaled", PRE_PLAIN, 0.5, ">="),
@@ -130,9 +135,8 @@ def _start(rows: Rows) -> list[Claim]:
     for name, candidate, bar, sense in bars:
         cosines = tuple(
             float(r["token_cosine"])
-            for s in seeds
-            for r in rows
-            if (r["candidate"], r["seed"], r["layers"]) == (candidate, s, deep)
+            for r in sorted(rows, key=lambda r: int(r["seed"]))
+            if (r["candidate"], r["layers"]) == (candidate, deep)
         )
         found.append(
             Claim(
@@ -201,6 +205,11 @@ def _moderate(rows: Rows) -> list[Claim]:
                 "interval",
             ),
         ]
+    return found + _layer_use(rows)
+
+
+def _layer_use(rows: Rows) -> list[Claim]:
+    """What leaving one block out costs, where the runs measured it."""
     drops = {
         name: {
             int(r["seed"]): float(np.mean(r["drop"]))
@@ -209,18 +218,18 @@ def _moderate(rows: Rows) -> list[Claim]:
         }
         for name in (SPAN, PRE)
     }
-    if drops[SPAN] and drops[PRE]:
-        found.append(
-            Claim(
-                "moderate/layer_use",
-                "leaving one block out costs more in SpanNorm than in equally scaled PreNorm (difference of means)",
-                _paired(drops[SPAN], drops[PRE]),
-                0.0,
-                ">=",
-                "interval",
-            )
-        )
-        found += [
+    if not (drops[SPAN] and drops[PRE]):
+        return []
+    return [
+        Claim(
+            "moderate/layer_use",
+            "leaving one block out costs more in SpanNorm than in equally scaled PreNorm (difference of means)",
+            _paired(drops[SPAN], drops[PRE]),
+            0.0,
+            ">=",
+            "interval",
+        ),
+        *(
             Claim(
                 f"moderate/layer_use/{name}",
                 f"mean rise of the loss without one block, {shown(name)}",
@@ -228,8 +237,8 @@ def _moderate(rows: Rows) -> list[Claim]:
                 rule="report",
             )
             for name, values in drops.items()
-        ]
-    return found
+        ),
+    ]
 
 
 def best_rate(rows: Rows, candidate: str) -> tuple[float, dict[int, float]]:
@@ -281,18 +290,20 @@ def _best_rates(rows: Rows) -> list[Claim]:
                 "interval",
             ),
         ]
+    return found + _stable(rows, sorted(tried))
+
+
+def _stable(rows: Rows, names: Sequence[str]) -> list[Claim]:
     limit = _limit(rows)
-    for name in sorted(tried):
-        stable = max_stable_rate(rows, name, limit)
-        found.append(
-            Claim(
-                f"max_stable_rate/{name}",
-                f"highest rate up to which no seed of {shown(name)} failed",
-                (stable,),
-                rule="report",
-            )
+    return [
+        Claim(
+            f"max_stable_rate/{name}",
+            f"highest rate up to which no seed of {shown(name)} failed",
+            (max_stable_rate(rows, name, limit),),
+            rule="report",
         )
-    return found
+        for name in names
+    ]
 
 
 def _limit(rows: Rows) -> float:
