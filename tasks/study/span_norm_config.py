@@ -30,9 +30,9 @@ class SpanNormStudy(Config):
         "parameters; experts: mixtures of experts",
     )
     rates: Annotated[tuple[Annotated[float, Field(gt=0, le=1)], ...], Distinct] = Field(
-        (2e-3, 4e-3, 8e-3),
+        (2e-3, 2.83e-3, 4e-3, 5.66e-3, 8e-3),
         min_length=1,
-        description="Peak learning rates, the moderate one first; full takes a grid in steps of 1.41",
+        description="Peak learning rates in steps of 1.41, the moderate one first; full takes a wider grid",
     )
     candidates: Literal["contenders", "all"] = Field(
         "contenders",

@@ -22,6 +22,7 @@ def tiny(source: Path, **changes: Any) -> SpanNormStudy:
     values = {
         "data": str(source),
         "layers": 2,
+        "rates": (2e-3, 4e-3, 8e-3),
         "steps": 4,
         "warmup": 1,
         "batch": 2,
