@@ -182,6 +182,13 @@ FLOWS: tuple[FlowEntry, ...] = (
         "long text by self-distillation from moved positions: the paper's claims against its baselines",
         paper="rope_psd",
     ),
+    FlowEntry(
+        "dynasteer",
+        "flows.studies.dynasteer",
+        "flows.studies.dynasteer_config:DynaSteerConfig",
+        "steering at doubtful sentences: the paper's claims against its baselines and controls",
+        paper="dynasteer",
+    ),
 )
 
 

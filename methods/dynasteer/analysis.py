@@ -39,8 +39,8 @@ class Comparison:
 
 
 def compare(
-    policy: Sequence[float],
-    other: Sequence[float],
+    policy: Sequence[float] | np.ndarray,
+    other: Sequence[float] | np.ndarray,
     groups: Sequence[object] | None = None,
     draws: int = 2000,
     seed: int = 0,

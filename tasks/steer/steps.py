@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tasks.prepare.steps import source_fingerprint
 from tasks.reference import Reference
 from tasks.steer.config import QuestionSettings, SteerSettings
-from tasks.step import step
+from tasks.step import StepResult, step
+from tasks.tracking import RunContext
 
 WEEK = 7 * 24 * 3600
 
@@ -51,3 +54,54 @@ def answer_questions(
     from tasks.steer.steer import answer_questions as work
 
     return work(out, settings=settings, model=model, questions=questions, steering=steering)
+
+
+@dataclass(frozen=True)
+class SteerRun:
+    """What the steps of a steering made.
+
+    Attributes:
+        questions, forks, fitted, answered: each step's result.
+    """
+
+    questions: StepResult
+    forks: StepResult
+    fitted: StepResult
+    answered: StepResult
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What was found about the model and the steering."""
+        return self.forks.summary | self.fitted.summary
+
+    @property
+    def steps(self) -> tuple[StepResult, ...]:
+        return self.questions, self.forks, self.fitted, self.answered
+
+
+def run_steer(ctx: RunContext, start: Any, config: SteerSettings, model: Reference) -> SteerRun:
+    """The steps one after the other; `start(step, ctx, label, inputs)` runs one.
+
+    A step's key holds what it depends on: policies do not change the forks, nor does the strength.
+    """
+
+    def default(*names: str) -> dict[str, Any]:
+        return {name: SteerSettings.model_fields[name].default for name in names}
+
+    own = {name: getattr(config, name) for name in SteerSettings.model_fields}
+    answering = SteerSettings(**own | default("questions"))
+    fitting = answering.model_copy(update=default("policies", "tau_decay", "scope"))
+    drawing = fitting.model_copy(
+        update=default("clusters", "heads", "alpha", "alpha_unit", "cluster", "rank", "direction")
+    )
+    fingerprint = source_fingerprint(config.questions.source)
+    questions = start(
+        build_questions, ctx, "questions", {"settings": config.questions, "fingerprint": fingerprint}
+    ).result()
+    shared = {"model": model, "questions": questions.reference}
+    forks = start(draw_forks, ctx, "forks", {"settings": drawing, **shared}).result()
+    inputs = {"settings": fitting, "model": model, "forks": forks.reference}
+    fitted = start(fit_steering, ctx, "fit", inputs).result()
+    inputs = {"settings": answering, "steering": fitted.reference, **shared}
+    answered = start(answer_questions, ctx, "answers", inputs).result()
+    return SteerRun(questions, forks, fitted, answered)

@@ -1,0 +1,368 @@
+"""What the study measures: the planted truth, and every policy in the small world, one seed at a time.
+
+A seed is a whole pipeline: a reasoner of its own, chains, forks, fit, choice of the strength on problems that no claim
+is made on, and policies on test problems, all drawn with the same numbers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from methods.dynasteer.analysis import compare, lookaheads
+from methods.dynasteer.baselines import fit_caa, fit_control_vector, fit_iti, self_consistency
+from methods.dynasteer.decoding import Decoded, Policy, decode
+from methods.dynasteer.directions import fit_patterns, held_out_problems
+from methods.dynasteer.edits import HeadEdit
+from methods.dynasteer.forks import build_forks
+from methods.dynasteer.gate import ALWAYS, EntropyGate
+from methods.dynasteer.heads import HeadActivations, capture_heads
+from methods.dynasteer.planted import make_planted, planted_problems
+from methods.dynasteer.sampling import GenConfig
+from methods.dynasteer.steering import DynaSteer
+from methods.dynasteer.trajectories import Problem, answer_text, answered_number, collect_trajectories
+from methods.dynasteer.world import STEPS, make_problems, make_tokenizer
+
+DRAW = GenConfig(temperature=1.0, top_p=1.0, top_k=0, max_new_tokens=40, batch_size=1000)
+HEADS = 8  # of 12, as in the brief's trial: 8 of 18
+ALPHAS = (1.0, 3.0, 6.0, 12.0)
+PATTERNS = (1, 5)
+ITI_ALPHAS = (0.1, 0.25, 0.5, 1.0)
+CAA_MULTIPLIERS = (0.1, 0.25, 0.5, 1.0)
+SENTENCES = STEPS + 1
+PAIRS = 2  # random directions, each with its opposite
+Row = dict[str, Any]
+Say = Callable[[str], None]
+
+
+def run_planted(seed: int, problems: int = 500, tests: int = 2000) -> Row:
+    """The causal positive control: the truth is planted, so steering must gain and controls must not."""
+    made = make_planted(seed, head_dim=16)
+    config = replace(DRAW, max_new_tokens=8, seed=seed)
+    asked = planted_problems(problems, seed)
+    chains = collect_trajectories(made.model, made.tokenizer, asked, config=config)
+    gate = EntropyGate.fit(chains)
+    forks = build_forks(made.model, made.tokenizer, chains, gate, asked, n_forks=10, n_label=3, config=config)
+    acts = capture_heads(made.model, made.tokenizer, forks, batch_size=512)
+    steering = DynaSteer(n_clusters=1, n_heads=1, alpha=3.0, alpha_unit="sigma").fit(acts)
+    test = planted_problems(tests, seed + 1000)
+    world = _World(made.model, made.tokenizer, test, config)
+    right = {
+        "plain": world.right(Policy()),
+        "resample": world.right(Policy(gate)),
+        "steer": world.right(steering.policy(gate)),
+    }
+    draws = [world.right(Policy(gate, edit)).mean() for edit in random_edits(steering, 2 * PAIRS)]
+    found = compare(right["steer"], right["plain"])
+    return {
+        "seed": seed,
+        "cosine": float(steering.directions_.w[0, 0].numpy() @ made.direction),
+        **{name: float(value.mean()) for name, value in right.items()},
+        "random": float(np.mean(draws)),
+        "random_draws": [float(value) for value in draws],
+        "fixed": found.fixed,
+        "harmed": found.harmed,
+        "tests": tests,
+        "contexts": len(np.unique(acts.groups)),
+    }
+
+
+def random_edits(steering: DynaSteer, pairs: int) -> list[HeadEdit]:
+    """Edits along random directions, each with its opposite, so that first-order effects cancel in their mean."""
+    edit = steering.edit()
+    return [
+        replace(edit, directions=steering.random_directions(draw, sign))
+        for draw in range(pairs)
+        for sign in (1.0, -1.0)
+    ]
+
+
+@dataclass
+class _World:
+    """Problems that policies answer with the same numbers."""
+
+    model: Any
+    tokenizer: Any
+    problems: Sequence[Problem]
+    config: GenConfig
+
+    def decode(self, policy: Policy, seed: int = 0) -> list[Decoded]:
+        prompts = [list(problem.prompt) for problem in self.problems]  # ids
+        config = replace(self.config, seed=self.config.seed + 7919 * seed)
+        return decode(self.model, self.tokenizer, prompts, config, policy)  # type: ignore[arg-type]
+
+    def numbers(self, answers: Sequence[Decoded]) -> list[str | None]:
+        return [answered_number(answer_text(self.tokenizer, answer)) for answer in answers]
+
+    def right(self, policy: Policy) -> np.ndarray:
+        return self.is_right(self.decode(policy))
+
+    def is_right(self, answers: Sequence[Decoded]) -> np.ndarray:
+        given = self.numbers(answers)
+        return np.array([float(a == p.answer) for a, p in zip(given, self.problems, strict=True)])
+
+
+@dataclass(frozen=True)
+class WorldPlan:
+    """Sizes of a seed's pipeline."""
+
+    problems: int = 1000
+    select: int = 1000
+    test: int = 3000
+    laws: int = 1500
+    forks: int = 12
+    completions: int = 3
+
+
+def run_world(model: Any, seed: int, plan: WorldPlan, say: Say = lambda _line: None) -> Row:
+    """A seed's pipeline on its trained reasoner.
+
+    Returns:
+        offline (counts), heads (probe accuracy by block and head), probes (by block and sentence), select (gain by
+        setting), chosen (names), policies (name -> accuracy, cost, harm, correctness as text of 0 and 1), laws (gain by
+        sentence and by entropy); `seconds` by policy apart.
+    """
+    tokenizer = make_tokenizer()
+    config = replace(DRAW, seed=seed)
+    problems = make_problems(plan.problems, 4 * seed)
+    chains = collect_trajectories(model, tokenizer, problems, config=config)
+    gate = EntropyGate.fit(chains)
+    forks = build_forks(
+        model,
+        tokenizer,
+        chains,
+        gate,
+        problems,
+        n_forks=plan.forks,
+        n_label=plan.completions,
+        config=config,
+    )
+    acts = capture_heads(model, tokenizer, forks, batch_size=512, hidden=True)
+    labels = [label for fork_set in forks for label in fork_set.labels]
+    say(f"seed {seed}: {len(acts)} labelled forks in {len(np.unique(acts.groups))} contexts")
+    fitted = {m: _fit(acts, m) for m in PATTERNS}
+    chosen, tried = _choose(
+        _World(model, tokenizer, make_problems(plan.select, 4 * seed + 1), config), acts, fitted, gate
+    )
+    say(f"seed {seed}: chosen {chosen['steer']}")
+    test = _World(model, tokenizer, make_problems(plan.test, 4 * seed + 2), config)
+    policies, seconds = _policies(test, acts, fitted, gate, chosen, tried["edits"], say)
+    laws = _laws(
+        _World(model, tokenizer, make_problems(plan.laws, 4 * seed + 3), config),
+        tried["edits"][chosen["steer"]],
+    )
+    return {
+        "seed": seed,
+        "offline": {
+            "accuracy": float(np.mean([chain.correct for chain in chains])),
+            "gamma": gate.gamma,
+            "doubtful": len(forks),
+            "contexts": len(np.unique(acts.groups)),
+            "truth": labels.count(1),
+            "fallacy": labels.count(0),
+            "mixed": labels.count(-1),
+        },
+        "heads": fitted[1].accuracy_.tolist(),
+        "probes": probes_by_sentence(acts),
+        "select": tried["gains"],
+        "chosen": chosen,
+        "policies": policies,
+        "laws": laws,
+        "seconds": seconds,
+    }
+
+
+def _fit(acts: HeadActivations, patterns: int, **options: Any) -> DynaSteer:
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # opposed patterns are a result here
+        return DynaSteer(n_clusters=patterns, n_heads=HEADS, alpha_unit="sigma", **options).fit(acts)
+
+
+def _at(fitted: DynaSteer, alpha: float) -> HeadEdit:
+    return replace(fitted.edit(), alpha=alpha)
+
+
+def _choose(
+    world: _World, acts: HeadActivations, fitted: dict[int, DynaSteer], gate: EntropyGate
+) -> tuple[dict[str, str], dict[str, Any]]:
+    """The best setting of DynaSteer and of each baseline on the select problems."""
+    resample, plain = world.right(Policy(gate)).mean(), world.right(Policy()).mean()
+    edits: dict[str, Any] = {
+        f"m{m} alpha{alpha:g}": _at(fitted[m], alpha) for m in PATTERNS for alpha in ALPHAS
+    }
+    gains = {
+        f"steer {name}": float(world.right(Policy(gate, edit)).mean() - resample)
+        for name, edit in edits.items()
+    }
+    always: dict[str, Any] = {f"iti alpha{a:g}": fit_iti(acts, HEADS, a) for a in ITI_ALPHAS}
+    blocks = acts.z.shape[1]
+    for layer in range(blocks):
+        for m in CAA_MULTIPLIERS:
+            always[f"caa block{layer} times{m:g}"] = fit_caa(acts, layer, m)
+    always["control vector"] = fit_control_vector(acts, blocks // 2, 0.25)
+    for alpha in ITI_ALPHAS:
+        always[f"constant alpha{alpha:g}"] = replace(_at(fitted[1], alpha), constant=True)
+    for name, edit in always.items():
+        gains[name] = float(world.right(Policy(edit=edit, scope="always")).mean() - plain)
+    best = max(edits, key=lambda name: gains[f"steer {name}"])
+    chosen = {"steer": best}
+    for kind in ("iti", "caa", "constant"):
+        chosen[kind] = max((name for name in always if name.startswith(kind)), key=lambda name: gains[name])
+    return chosen, {"gains": gains, "edits": edits | always}
+
+
+def _policies(
+    world: _World,
+    acts: HeadActivations,
+    fitted: dict[int, DynaSteer],
+    gate: EntropyGate,
+    chosen: dict[str, str],
+    edits: dict[str, Any],
+    say: Say,
+) -> tuple[dict[str, Row], dict[str, float]]:
+    """Every policy on the test problems; each with the control that has its gate and no edit."""
+    best: HeadEdit = edits[chosen["steer"]]
+    patterns = int(chosen["steer"].split()[0][1:])
+    asked: dict[str, tuple[Policy, str]] = {
+        "plain": (Policy(), ""),
+        "resample": (Policy(gate), "plain"),
+        "resample no gate": (Policy(ALWAYS), "plain"),
+        "resample tau 2": (Policy(gate, last=2), "plain"),
+        "steer": (Policy(gate, best), "resample"),
+        "no gate": (Policy(ALWAYS, best), "resample no gate"),
+        "no rollback": (Policy(gate, best, rollback=False), "plain"),
+        "tau 2": (Policy(gate, best, last=2), "resample tau 2"),
+        "whole sentence": (Policy(gate, best, scope="sentence"), "resample"),
+        "restored": (Policy(gate, best, restore=True), "resample"),
+        "nearest pattern": (Policy(gate, replace(best, cluster="nearest")), "resample"),
+        "mean difference": (
+            Policy(
+                gate, replace(_at(_fit(acts, patterns, direction="mean"), best.alpha), cluster=best.cluster)
+            ),
+            "resample",
+        ),
+        "ITI 3 sigma": (Policy(edit=fit_iti(acts, HEADS, 3.0), scope="always"), "plain"),
+    }
+    for name in ("iti", "caa", "constant"):
+        asked[name] = (Policy(edit=edits[chosen[name]], scope="always"), "plain")
+    for m in PATTERNS:
+        for alpha in ALPHAS:
+            asked[f"m{m} alpha{alpha:g}"] = (Policy(gate, edits[f"m{m} alpha{alpha:g}"]), "resample")
+    chosen_fit = fitted[patterns].set_params(alpha=best.alpha)
+    for draw, edit in enumerate(random_edits(chosen_fit, PAIRS)):
+        asked[f"random {draw}"] = (Policy(gate, edit), "resample")
+    found: dict[str, Row] = {}
+    right: dict[str, np.ndarray] = {}
+    seconds: dict[str, float] = {}
+    answers: dict[str, list[Decoded]] = {}
+    for name, (policy, control) in asked.items():
+        started = time.process_time()
+        decoded = world.decode(policy)
+        seconds[name] = time.process_time() - started
+        right[name] = world.is_right(decoded)
+        found[name] = _facts(decoded, right, name, control)
+        if name == "plain":
+            answers[name] = decoded
+    steer = found["steer"]
+    extra = steer["tokens"] / found["plain"]["tokens"] - 1
+    votes = [world.numbers(answers["plain"]), *(world.numbers(world.decode(Policy(), s)) for s in (1, 2))]
+    expected, share = self_consistency(
+        list(zip(*votes, strict=True)), [p.answer for p in world.problems], 3, max(0.0, extra)
+    )
+    everyone, _ = self_consistency(list(zip(*votes, strict=True)), [p.answer for p in world.problems], 3, 2.0)
+    for name, value in (("self-consistency", expected), ("self-consistency of 3", everyone)):
+        found[name] = {
+            "accuracy": float(value.mean()),
+            "tokens": found["plain"]["tokens"] * (1 + extra if name == "self-consistency" else 3),
+            "share_voting": share if name == "self-consistency" else 1.0,
+        }
+    say(
+        f"plain {found['plain']['accuracy']:.3f}, resample {found['resample']['accuracy']:.3f}, "
+        f"steer {steer['accuracy']:.3f}"
+    )
+    return found, seconds
+
+
+def _facts(decoded: Sequence[Decoded], right: dict[str, np.ndarray], name: str, control: str) -> Row:
+    accepted = sum(len(answer.ids) for answer in decoded)
+    discarded = sum(answer.discarded for answer in decoded)
+    sentences = sum(len(answer.sentences) for answer in decoded)
+    facts: Row = {
+        "accuracy": float(right[name].mean()),
+        "tokens": (accepted + discarded) / len(decoded),
+        "discarded_share": discarded / accepted,
+        "trigger_rate": sum(answer.triggers for answer in decoded) / sentences,
+        "right": "".join(str(int(value)) for value in right[name]),
+        "control": control,
+    }
+    for other in dict.fromkeys((control, "plain")):
+        if other and other != name:
+            c = compare(right[name], right[other])
+            key = "plain" if other == "plain" else "control"
+            facts[f"over_{key}"] = {
+                "gain": c.gain,
+                "low": c.low,
+                "high": c.high,
+                "fixed": c.fixed,
+                "harmed": c.harmed,
+            }
+    if control == "plain":
+        facts["over_control"] = facts["over_plain"]
+    return facts
+
+
+def _laws(world: _World, edit: HeadEdit) -> list[Row]:
+    """One sentence steered, whatever its entropy: who gained over drawing the same sentence again."""
+    rows = []
+    plain = world.right(Policy())
+    for number in range(1, SENTENCES + 1):
+        steered = world.decode(Policy(ALWAYS, edit, first=number, last=number))
+        again = world.right(Policy(ALWAYS, first=number, last=number))
+        right = world.is_right(steered)
+        entropy = lookaheads(steered, number)
+        known = np.isfinite(entropy)
+        rows.append(
+            {
+                "sentence": number,
+                "gain": float((right - again).mean()),
+                "stderr": float((right - again).std(ddof=1) / len(right) ** 0.5),
+                "resample_gain": float((again - plain).mean()),
+                "entropy": [round(float(value), 4) for value in entropy[known]],
+                "steer_minus_again": [int(value) for value in (right - again)[known]],
+                "again_minus_plain": [int(value) for value in (again - plain)[known]],
+            }
+        )
+    return rows
+
+
+def probes_by_sentence(acts: HeadActivations) -> list[Row]:
+    """Probe accuracy on other problems, by block and sentence: mean and best over heads."""
+    rows = []
+    test = held_out_problems(np.asarray(acts.problems), 0.3, 0)
+    for number in sorted(set(np.asarray(acts.sentences).tolist())):
+        inside = np.asarray(acts.sentences) == number
+        groups, labels = np.asarray(acts.groups)[inside], np.asarray(acts.labels)[inside]
+        if len(np.unique(groups)) < 20:
+            continue
+        for layer in range(acts.z.shape[1]):
+            z = acts.z[inside, layer].double().numpy()
+            found = [
+                fit_patterns(z[:, head], labels, groups, test[inside], 1).accuracy
+                for head in range(z.shape[1])
+            ]
+            rows.append(
+                {
+                    "sentence": int(number),
+                    "block": layer,
+                    "accuracy": float(np.nanmean(found)),
+                    "best": float(np.nanmax(found)),
+                    "samples": int(inside.sum()),
+                }
+            )
+    return rows

@@ -1,0 +1,47 @@
+"""Settings of the study of `dynasteer`. Imports nothing heavy."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from tasks.config import Config, Distinct, Seeds
+from tasks.steer.config import DrawSettings, QuestionSettings, SteerSettings
+
+Part = Literal["planted", "world", "model"]
+
+
+class DynaSteerStudy(Config):
+    """The paper's claims: a planted truth, a small reasoner that is trained here, and a real model."""
+
+    profile: Literal["default", "full"] = Field(
+        "default", description="default: the parts below within minutes; full: every part"
+    )
+    parts: Annotated[tuple[Part, ...], Distinct] = Field(
+        ("planted", "world"),
+        min_length=1,
+        description="planted: the causal positive control; world: a reasoner trained here on solvers that err in two "
+        "ways, with every baseline, control and ablation; model: the model below on its questions",
+    )
+    seeds: Seeds = Field(
+        (0, 1, 2), min_length=3, description="Seeds of whole pipelines: reasoner, forks, fit, answers"
+    )
+    steps: int = Field(500, ge=1, le=1_000_000, description="Training steps of a reasoner")
+    problems: int = Field(1_000, ge=20, le=1_000_000, description="Problems that forks are drawn for")
+    select: int = Field(1_000, ge=10, le=1_000_000, description="Problems that the strength is chosen on")
+    test: int = Field(3_000, ge=10, le=1_000_000, description="Problems that policies are compared on")
+    laws: int = Field(
+        1_500, ge=10, le=1_000_000, description="Problems for the gain by sentence and by entropy"
+    )
+    model: str = Field(
+        "bundled:smollm2-135m",
+        min_length=1,
+        description="The real model: a folder, a hub id, or a bundled one",
+    )
+    steer: SteerSettings = Field(
+        SteerSettings(
+            questions=QuestionSettings(train=40, test=60),
+            draw=DrawSettings(max_new_tokens=48),
+            policies=("plain", "resample", "random", "steer", "caa", "iti"),
+        ),
+        description="Questions and settings of the real model",
+    )
