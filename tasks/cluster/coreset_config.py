@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from tasks.cluster.methods import CLUSTERS
+from tasks.cluster.methods import CLUSTERS, EPS, POINTS, POWER
 from tasks.config import Config
 
 
@@ -39,18 +39,9 @@ class StreamCoresetSettings(Config):
 
     features: StreamSource = Field(default=StreamSource(), description="The rows")
     n_clusters: int = CLUSTERS
-    points: int = Field(
-        default=0,
-        ge=0,
-        le=100_000_000,
-        description="Rows that the coreset keeps; 0 takes the larger of 10 a cluster and 3 a cluster over eps",
-    )
-    eps: float = Field(
-        default=0.05, gt=0, lt=1, description="How much worse the result may be; sets the coreset's size"
-    )
-    power: Literal[1, 2] = Field(
-        default=2, description="2: squared distances (k-means); 1: distances (k-median, robust to outliers)"
-    )
+    points: int = POINTS
+    eps: float = EPS
+    power: Literal[1, 2] = POWER
     starts: int = Field(
         default=10, ge=1, le=10_000, description="Starts of the solver, of which the best is taken"
     )

@@ -63,6 +63,18 @@ class ClusterMethod(Config):
         return 0.0, float("inf")
 
 
+POINTS: Any = Field(
+    default=0,
+    ge=0,
+    le=100_000_000,
+    description="Samples that a coreset keeps; 0 takes the larger of 10 a cluster and 3 a cluster over eps",
+)
+EPS: Any = Field(
+    default=0.05, gt=0, lt=1, description="How much worse the result may be; sets the coreset's size"
+)
+POWER: Any = Field(
+    default=2, description="2: squared distances (k-means); 1: distances (k-median, robust to outliers)"
+)
 CLUSTERS: Any = Field(default=10, ge=1, le=1_000_000, description="Number of clusters")
 SIZE_MIN: Any = Field(
     default=0.8,
@@ -106,8 +118,8 @@ class ScFagc(_Bounded):
     )
     anchors: Literal["balanced", "kmeans"] = Field(
         default="balanced",
-        description="balanced: each anchor stands for an equal share of the samples; kmeans: centres of k-means, "
-        "closer to the clusters, with which only hold='samples' keeps sizes",
+        description="balanced: each anchor stands for about an equal share of the samples; kmeans: centres of k-means, "
+        "with which only hold='samples' keeps sizes",
     )
     n_neighbors: int = Field(default=5, ge=1, le=1_000, description="Anchors that a sample is tied to")
     entropy: float = Field(
@@ -137,18 +149,9 @@ class Coreset(ClusterMethod):
         description="k-means or k-median on a coreset, for very many samples; without bounds",
     )
     n_clusters: int = CLUSTERS
-    points: int = Field(
-        default=0,
-        ge=0,
-        le=100_000_000,
-        description="Samples that the coreset draws; 0 takes the larger of 10 a cluster and 3 a cluster over eps",
-    )
-    eps: float = Field(
-        default=0.05, gt=0, lt=1, description="How much worse the result may be; sets the coreset's size"
-    )
-    power: Literal[1, 2] = Field(
-        default=2, description="2: squared distances (k-means); 1: distances (k-median, robust to outliers)"
-    )
+    points: int = POINTS
+    eps: float = EPS
+    power: Literal[1, 2] = POWER
     polish: int = Field(
         default=0,
         ge=0,

@@ -142,13 +142,25 @@ def _bars(axes: Any, group: pd.DataFrame, column: str, **style: Any) -> None:
     axes.errorbar(mean.index, mean, yerr=[mean - low, high - mean], capsize=2, markersize=4, **style)
 
 
+def _panels(frame: pd.DataFrame, x_label: str, share: bool) -> tuple[Figure, dict[str, Any]]:
+    """A panel a data set, both axes logarithmic."""
+    names = [str(name) for name in frame.data.unique()]
+    figure = Figure(figsize=(5.2 * len(names), 5.4), layout="constrained")
+    drawn = np.atleast_1d(figure.subplots(1, len(names), sharey=share))
+    for axes, name in zip(drawn, names, strict=True):
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.set_xlabel(x_label)
+        axes.set_title(WORDS.get(name, name))
+        axes.grid(alpha=0.3, which="both")
+    return figure, dict(zip(names, drawn, strict=True))
+
+
 def plot_excess(frame: pd.DataFrame) -> Figure:
     """Excess of the solution found on the summary, over its size, a panel a data set."""
-    names = list(frame.data.unique())
-    figure = Figure(figsize=(5.2 * len(names), 5.4), layout="constrained")
-    panels = np.atleast_1d(figure.subplots(1, len(names)))
+    figure, panels = _panels(frame, "points of the summary", share=False)
     methods = list(frame.method.unique())
-    for axes, name in zip(panels, names, strict=True):
+    for name, axes in panels.items():
         mine = frame[frame.data == name]
         for method, group in mine.groupby("method", sort=False):
             number = methods.index(method)
@@ -159,35 +171,23 @@ def plot_excess(frame: pd.DataFrame) -> Figure:
             wide = 2.0 if method == "four_term" else 1.0
             style: dict[str, Any] = {"linestyle": "--", "marker": "x"} if number >= 10 else {"marker": "o"}
             _bars(axes, group, "excess", label=label, color=f"C{number % 10}", linewidth=wide, **style)
-        axes.set_xscale("log")
-        axes.set_yscale("log")
-        axes.set_xlabel("points of the summary")
-        axes.set_title(WORDS.get(name, name))
-        axes.grid(alpha=0.3, which="both")
         axes.legend(frameon=False, fontsize=8)
-    panels[0].set_ylabel("excess: cost on all points over the best known cost, minus 1")
+    next(iter(panels.values())).set_ylabel("excess: cost on all points over the best known cost, minus 1")
     figure.suptitle("What solving on the summary loses: mean and range over seeds")
     return figure
 
 
 def plot_errors(frame: pd.DataFrame) -> Figure:
     """Largest relative error of a cost, on good and on bad solutions, over the size."""
-    names = list(frame.data.unique())
-    figure = Figure(figsize=(5.2 * len(names), 4.8), layout="constrained")
-    panels = np.atleast_1d(figure.subplots(1, len(names), sharey=True))
+    figure, panels = _panels(frame, "points of the coreset", share=True)
     words = {"good": "good (up to 1.02)", "seeds": "k-means++ seeds", "bad": "bad (1.2 and more)"}
-    for axes, name in zip(panels, names, strict=True):
+    for name, axes in panels.items():
         for number, (kind, label) in enumerate(words.items()):
             group = frame[(frame.data == name) & (frame.solutions == kind)]
             if len(group):
                 _bars(axes, group, "largest_error", label=label, color=f"C{number}", marker="o")
-        axes.set_xscale("log")
-        axes.set_yscale("log")
-        axes.set_xlabel("points of the coreset")
-        axes.set_title(WORDS.get(name, name))
-        axes.grid(alpha=0.3, which="both")
         axes.legend(frameon=False, fontsize=8)
-    panels[0].set_ylabel("largest |cost on coreset / cost on all - 1|")
+    next(iter(panels.values())).set_ylabel("largest |cost on coreset / cost on all - 1|")
     figure.suptitle("Costs of fixed solutions on a coreset (four-term sampling): mean and range over seeds")
     return figure
 
