@@ -26,6 +26,7 @@ from methods.littlebit2 import (
     truncated_svd,
 )
 from methods.littlebit2.admm import admm, project
+from methods.littlebit2.factorize import layer_generator
 from methods.littlebit2.peers import half_quadratic, one_bit, relative_error
 from methods.littlebit2.rotation import haar, polar_factor
 from methods.littlebit2.signs import sgn
@@ -145,6 +146,52 @@ def test_joint_itq_against_every_rotation_of_the_plane() -> None:
         near += one <= 1.05 * optimum + 1e-9
     assert reached >= 196
     assert near >= 100
+
+
+def numpy_signs(x: np.ndarray) -> np.ndarray:
+    return np.where(x >= 0, 1.0, -1.0)
+
+
+def numpy_svid(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    u, s, vt = np.linalg.svd(np.abs(x))
+    return np.abs(u[:, 0]) * np.sqrt(s[0]), np.abs(vt[0]) * np.sqrt(s[0])
+
+
+@pytest.mark.parametrize("case", range(12))
+def test_the_whole_factorisation_against_numpy(case: int) -> None:
+    """Joint-ITQ, Dual-SVID and the product, written again from the paper's equations; zero rows and columns too."""
+    random = np.random.default_rng(case)
+    outputs, inputs = (int(n) for n in random.integers(2, 40, 2))
+    rank = int(random.integers(1, min(outputs, inputs) + 1))
+    weight = random.standard_normal((outputs, inputs)) * [1e-3, 1.0, 50.0][case % 3]
+    if case % 2:
+        weight[random.integers(outputs)] = 0
+        weight[:, random.integers(inputs)] = 0
+    found = factorize(torch.from_numpy(weight), rank, LittleBitConfig(seed=case, n_iter=6), name="x")
+
+    # Singular vectors have no sign of their own, so both start from the same ones.
+    u, s, vt = (t.numpy() for t in truncated_svd(torch.from_numpy(weight), rank)[:3])
+    u, v = u[:, :rank] * np.sqrt(s[:rank]), np.sqrt(s[:rank])[:, None] * vt[:rank]
+    start = torch.randn(rank, rank, dtype=torch.float64, generator=layer_generator(case, "x")).numpy()
+    q, triangle = np.linalg.qr(start)
+    rotation = q * numpy_signs(np.diag(triangle))
+    x, trace = np.vstack([u, v.T]), []
+    for _ in range(6):
+        signs = numpy_signs(x @ rotation)
+        trace.append(((signs - x @ rotation) ** 2).sum())
+        p, _, qt = np.linalg.svd(signs.T @ x)
+        rotation = qt.T @ p.T
+    trace.append(((numpy_signs(x @ rotation) - x @ rotation) ** 2).sum())
+    u, v = u @ rotation, rotation.T @ v
+    (u1, u2), (v1, v2) = numpy_svid(u), numpy_svid(v)
+    product = (u1[:, None] * numpy_signs(u) * (u2 * v1)) @ (numpy_signs(v) * v2)
+
+    np.testing.assert_allclose(found.trace[0], trace, rtol=1e-9)
+    np.testing.assert_allclose(found.dense().numpy(), product, atol=1e-9 * np.abs(weight).max())
+    bits = found.packed()["weight"].numpy()[: outputs * -(-rank // 8)].reshape(outputs, -1)
+    unpacked = np.unpackbits(bits, axis=1, bitorder="little")
+    assert (2.0 * unpacked[:, :rank] - 1 == numpy_signs(u)).all()
+    assert not unpacked[:, rank:].any()
 
 
 def test_polar_solvers_agree_and_find_a_planted_rotation() -> None:
