@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
+from methods.common.dtype import fast_dtype
 from methods.common.schedules import warm_flat_decay
 from methods.rope_psd.extend import set_rope
 from methods.rope_psd.loss import RopePSDLoss
@@ -214,17 +215,23 @@ def adapt_batches(text: Text, sizes: Sizes, seed: int, steps: int, by_pose: bool
     return found
 
 
-def train(model: nn.Module, loss: RopePSDLoss, rows: Sequence[Batch], rate: float) -> list[dict[str, float]]:
-    """Plain AdamW over the rows, a step each, clipped at 1; step, clm, kl and the gradient's norm by step."""
+def train(
+    model: nn.Module, loss: RopePSDLoss, rows: Sequence[Batch], rate: float, half: bool = False
+) -> list[dict[str, float]]:
+    """Plain AdamW over the rows, a step each, clipped at 1; step, clm, kl and the gradient's norm by step.
+
+    `half` computes in bfloat16; weights and the divergence stay float32.
+    """
     steps = len(rows)
-    optimiser = AdamW(model.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.1)
+    optimiser = AdamW(model.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
     schedule = LambdaLR(optimiser, warm_flat_decay(steps, max(1, min(30, steps // 10)), max(1, steps // 4)))
     model.train()
     curve = []
     for step, batch in enumerate(rows, 1):
-        told = loss(
-            model, batch["input_ids"], batch.get("attention_mask"), position_ids=batch.get("position_ids")
-        )
+        ids, mask, places = (batch.get(name) for name in ("input_ids", "attention_mask", "position_ids"))
+        assert ids is not None
+        with torch.autocast(ids.device.type, torch.bfloat16, enabled=half):
+            told = loss(model, ids, mask, position_ids=places)
         optimiser.zero_grad()
         told["loss"].backward()
         norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -323,6 +330,7 @@ def adapt_real(
             ids, places = pose_rows(two, length, 2 * length, generator)
             batch = {"input_ids": ids[None], "position_ids": places[None]}
         rows.append(batch)
-    curve = train(model, candidate_loss(candidate, length, seed), rows, rate)
+    half = fast_dtype(model.device) == torch.bfloat16
+    curve = train(model, candidate_loss(candidate, length, seed), rows, rate, half)
     gaps = view_gap(model, held_out, [length, 4 * length], batch=4)
     return {"curve": curve, "gaps": gaps, "ce": gaps[0]["standard_ce"]}

@@ -152,6 +152,11 @@ class RealJob:
 @step("study-rope-psd-corpus", kind="data", version=VERSION, timeout_seconds=24 * 3600)
 def study_corpus(out: Path, *, settings: CorpusSettings, fingerprint: str) -> dict[str, Any]:
     """Rows of the adaptation's length, and both parts cut into clauses."""
+    return pack_corpus(out, settings=settings)
+
+
+def pack_corpus(out: Path, *, settings: CorpusSettings) -> dict[str, Any]:
+    """What the step `study_corpus` does."""
     record = build_corpus(settings, out)
     tokenizer = load_tokenizer(out / "tokenizer")
     for part in ("train", "validation"):
@@ -164,6 +169,11 @@ def study_corpus(out: Path, *, settings: CorpusSettings, fingerprint: str) -> di
 @step("study-rope-psd-runs", kind="report", version=VERSION, timeout_seconds=7 * 24 * 3600)
 def study_runs(out: Path, *, part: str, settings: RopePSDStudy, corpus: Reference) -> dict[str, Any]:
     """The trainings of one part on small models; bases come first."""
+    return small_runs(out, part=part, settings=settings, corpus=corpus)
+
+
+def small_runs(out: Path, *, part: str, settings: RopePSDStudy, corpus: Reference) -> dict[str, Any]:
+    """What the step `study_runs` does."""
     corpus.expect("data")
     bases = []
     for seed in settings.seeds:
@@ -179,6 +189,13 @@ def study_real(
     out: Path, *, part: str, settings: RopePSDStudy, model: Reference, corpus: Reference
 ) -> dict[str, Any]:
     """A given model under the method, plain training and PoSE."""
+    return real_runs(out, part=part, settings=settings, model=model, corpus=corpus)
+
+
+def real_runs(
+    out: Path, *, part: str, settings: RopePSDStudy, model: Reference, corpus: Reference
+) -> dict[str, Any]:
+    """What the step `study_real` does."""
     model.expect("model")
     corpus.expect("data")
     sizes = (settings.real_steps, settings.real_rate, settings.real_rows)

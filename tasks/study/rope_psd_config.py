@@ -53,6 +53,6 @@ class RopePSDStudy(Config):
     )
     real_context: int = Field(128, ge=8, le=1_048_576, description="Tokens of a row in the part real")
     real_steps: int = Field(40, ge=1, le=1_000_000, description="Steps in the part real, one row each")
-    real_rate: float = Field(1e-5, gt=0, le=1, description="Peak learning rate in the part real")
+    real_rate: float = Field(3e-5, gt=0, le=1, description="Peak learning rate in the part real")
     real_rows: int = Field(8, ge=1, le=100_000, description="Held-out rows in the part real")
     processes: int = Field(2, ge=1, le=256, description="Trainings at the same time, each on one core")
