@@ -60,6 +60,7 @@ class SCFAGC(ClusterMixin, BaseEstimator):
         affinity: `anchor`, the graph of anchors; or `precomputed`: X is a similarity of the samples, `[n, n]`, dense or
             CSR, symmetric and not negative. Each sample is then its own anchor, and the bounds hold for the samples.
         anchor_method: `bkhk`, `kmeans`, `random`, or anchors `[m, d]`.
+        anchor_refine: steps of k-means that move the anchors of `bkhk`; with 0 each stands for an equal share.
         solver: of the transport problems: `newton` (each Sinkhorn-Knopp sweep followed by a Newton step on the
             multipliers that bind), `sinkhorn` (sweeps, accelerated after `ot_max_iter`), or `sweeps` (never).
         transmission: `argmax` of the anchors' hard labels, `soft` membership, or `bounded`.
@@ -107,6 +108,7 @@ class SCFAGC(ClusterMixin, BaseEstimator):
         n_init: int = 10,
         affinity: str = "anchor",
         anchor_method: Any = "bkhk",
+        anchor_refine: int = 3,
         solver: str = "newton",
         transmission: str = "argmax",
         irw: bool = True,
@@ -130,6 +132,7 @@ class SCFAGC(ClusterMixin, BaseEstimator):
         self.n_init = n_init
         self.affinity = affinity
         self.anchor_method = anchor_method
+        self.anchor_refine = anchor_refine
         self.solver = solver
         self.transmission = transmission
         self.irw = irw
@@ -214,6 +217,7 @@ class SCFAGC(ClusterMixin, BaseEstimator):
             ("n_clusters", 1),
             ("n_neighbors", 1),
             ("n_init", 1),
+            ("anchor_refine", 0),
             ("max_iter", 1),
             ("ot_max_iter", 1),
         ):
@@ -274,7 +278,7 @@ class SCFAGC(ClusterMixin, BaseEstimator):
                     f"n_anchors={m} is no power of two; bkhk takes {rounded}", UserWarning, stacklevel=3
                 )
                 m = rounded
-        return choose_anchors(x, int(m), method, rng)
+        return choose_anchors(x, int(m), method, rng, self.anchor_refine)
 
     def _tie(self, x: Any, anchors: np.ndarray) -> sparse.csr_array:
         """The graph on anchors that samples point to; sets `anchors_` and `n_neighbors_`."""

@@ -33,6 +33,7 @@ ABLATIONS: dict[str, dict[str, Any]] = {
     "ratio": {"objective": "ratio"},
     "start_kmeans": {"init": "kmeans"},
     "start_random": {"init": "random"},
+    "anchors_balanced": {"anchor_refine": 0},
     "anchors_kmeans": {"anchor_method": "kmeans"},
     "anchors_random": {"anchor_method": "random"},
     "bounded_samples": {"transmission": "bounded"},

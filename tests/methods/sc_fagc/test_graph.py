@@ -95,3 +95,17 @@ def test_mistakes() -> None:
         anchor_graph(np.zeros((5, 2)), np.zeros((4, 2)), 4)
     with pytest.raises(DataError, match="X has 2 features, but the anchors have 3"):
         anchor_graph(np.zeros((5, 2)), np.zeros((4, 3)), 1)
+
+
+def test_refined_anchors_are_a_few_steps_of_k_means() -> None:
+    rng = np.random.default_rng(4)
+    x = np.concatenate([rng.normal(size=(150, 3)), rng.normal(size=(50, 3)) + 6])
+    start = balanced_anchors(x, 8, np.random.RandomState(0))
+    moved = start.copy()
+    for _ in range(3):
+        nearest = cdist(x, moved).argmin(axis=1)
+        moved = np.stack([x[nearest == j].mean(axis=0) for j in range(8)])
+    found = anchors_module.choose_anchors(x, 8, "bkhk", np.random.RandomState(0), 3)
+    assert np.abs(found - moved).max() <= 1e-9
+    kept = anchors_module.choose_anchors(x, 8, "bkhk", np.random.RandomState(0), 0)
+    assert (kept == start).all()
