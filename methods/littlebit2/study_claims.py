@@ -113,6 +113,13 @@ def _peer_claims(layers: pd.DataFrame) -> list[Claim]:
                 f"error of Joint-ITQ over ADMM's at equal stored bits, {bpp} bpp, mean of {len(table)} layers"
             )
             found.append(Claim(name, text, (float((table.joint_itq / table.admm).mean()),), 1.0, "<="))
+    at_two = errors_by_method(layers, 2.5, True)
+    if "joint_itq" in at_two:
+        two = layers[layers.method == "hqq_2bit"].set_index("layer").error
+        for method in ("joint_itq", "admm"):
+            ratio = (at_two[method] / two).dropna()
+            text = f"error of {method} (2.5 bpp, residual) over 2-bit HQQ's at equal stored bits, mean"
+            found.append(Claim(f"weights/over_hqq/{method}", text, (float(ratio.mean()),)))
     low, high = errors_by_method(layers, 0.3, False), errors_by_method(layers, 0.3, True)
     both_ways = (low["joint_itq"] - high["joint_itq"]).dropna()
     found.append(

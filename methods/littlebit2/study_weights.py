@@ -73,7 +73,7 @@ class Grid:
     Args:
         points: (bpp, residual) at which the three rotations are compared.
         admm: (bpp, residual) at which ADMM is, too.
-        peers: OneBit, 2- and 4-bit quantisation, and the factorisations at the 2-bit peer's stored bits.
+        peers: OneBit, 2- and 4-bit quantisation.
     """
 
     points: tuple[tuple[float, bool], ...] = ((0.55, False),)

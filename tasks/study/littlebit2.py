@@ -18,6 +18,8 @@ from tasks.study.littlebit2_config import SmallStudy, WeightsStudy
 logger = logging.getLogger("seedloom")
 ROWS = "rows"
 WIDE = ((0.3, False), (1.0, False), (0.3, True), (0.55, True), (1.0, True))
+ADMM = ((0.3, False), (0.55, False), (1.0, True))
+TWO_BITS = (2.5, True)  # one branch would need more than full rank
 GAMMAS = (0.2, 0.3, 0.4, 0.45, 0.5, 0.55, 0.6, 0.8, 1.0)
 ITERATIONS = (0, 5, 20, 50, 100)
 SMALL_SIZES: dict[str, int] = {}  # tests train smaller ones
@@ -66,7 +68,8 @@ def measure_weights(out: Path, *, settings: WeightsStudy, model: Reference) -> d
     parts = Parts(out / ROWS)
     places = layer_places(model.path)
     plain = Grid()
-    wide = Grid(((0.55, False), *WIDE), ((0.3, False), (0.55, False), (1.0, True)), peers=True)
+    high = (TWO_BITS,) if settings.two_bits else ()
+    wide = Grid(((0.55, False), *WIDE, *high), (*ADMM, *high), peers=True)
     work = [(p, wide if p.block % settings.every_block == 0 else plain) for p in places]
     missing = [(p, grid) for p, grid in work if parts.get(p.name) is None]
     # The longest first, so that no core waits at the end.

@@ -18,6 +18,10 @@ class WeightsStudy(Config):
         description="Further bit budgets, ADMM and the other peers on blocks whose number this divides; at 0.55 "
         "bits all layers are measured. The full profile takes at least every fifth block",
     )
+    two_bits: bool = Field(
+        default=False,
+        description="Also the factorisations at 2.5 bits, which the 2-bit peer stores; slow, in the full profile",
+    )
     processes: int = Field(
         default=2, ge=1, le=256, description="Layers or students at the same time, each on one core"
     )
@@ -130,7 +134,7 @@ class LittleBit2Study(LittleBit2ModelStudy):
         seeds = self.small.seeds + tuple(n for n in range(5) if n not in self.small.seeds)
         return self.model_copy(
             update={
-                "weights": self.weights.model_copy(update={"every_block": every}),
+                "weights": self.weights.model_copy(update={"every_block": every, "two_bits": True}),
                 "small": self.small.model_copy(update={"seeds": seeds[: max(5, len(self.small.seeds))]}),
             }
         )

@@ -44,7 +44,9 @@ def frames(
     folders = {name: root / name for name in ("weights", "small", "model")}
     for folder in folders.values():
         folder.mkdir()
-    study.measure_weights(folders["weights"], settings=WeightsStudy(every_block=2, processes=1), model=model)
+    study.measure_weights(
+        folders["weights"], settings=WeightsStudy(every_block=2, processes=1, two_bits=True), model=model
+    )
     own = SmallStudy(base_steps=1, distill_steps=1, processes=1)
     patch.setattr(study, "SMALL_SIZES", {"hidden": 64, "feed_forward": 64, "layers": 1, "eval_bytes": 512})
     study.measure_small(folders["small"], settings=own, text=text)
@@ -77,6 +79,7 @@ def test_claims_and_report(frames: dict[str, pd.DataFrame], tmp_path: Path) -> N
     names = set(metrics["claims"])
     assert {"weights/ordering", "weights/haar_worst", "small/bpp_055/over_svd", "model/over_svd"} <= names
     assert {"synthetic/crossover", "iterations/by_20", "small/over_onebit", "weights/stored_055"} <= names
+    assert {"weights/over_hqq/joint_itq", "weights/over_hqq/admm", "model/rate/svd"} <= names
     assert all(np.isfinite(claim["mean"]) for claim in metrics["claims"].values())
     assert len(verdicts) == sum(claim["held"] is not None for claim in metrics["claims"].values())
     table = shown_table(frames)
@@ -144,6 +147,7 @@ def test_the_full_profile_adds_layers_seeds_and_the_model() -> None:
     assert plain.resolved() == plain
     full = LittleBit2Study(profile="full").resolved()
     assert full.weights.every_block == 5
+    assert full.weights.two_bits
     assert full.small.seeds == (0, 1, 2, 3, 4)
     own = LittleBit2Study(
         profile="full", weights=WeightsStudy(every_block=1), small=SmallStudy(seeds=(7, 8, 9))
