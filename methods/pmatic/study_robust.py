@@ -101,7 +101,7 @@ def decode_side_by_side(
                 latest[row] = text[step]
                 if alive[row]:
                     try:
-                        alive[row] = decoders[row].next(sums, row) == text[step]
+                        alive[row] = decoders[row].next(sums, row) == int(text[step])
                     except MismatchError:
                         alive[row] = False
                         told += 1

@@ -151,7 +151,7 @@ class HFCausalLM(_Torch):
                 logits_to_keep=keep,
                 **{self._cache: state.get("cache")},
             )
-        state["cache"] = out.past_key_values
+        state["cache"] = out[self._cache]
         found: Tensor = out.logits[:, -keep:]
         return found
 

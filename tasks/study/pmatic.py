@@ -160,14 +160,17 @@ def _robust(settings: PmaticStudy, parts: Split, seed: int) -> list[dict[str, An
     size = min(settings.file_bytes, len(parts.test) // 2)
     starts = np.linspace(0, len(parts.test) - size, settings.files).round().astype(int)
     files = [byte_ids(parts.test[at : at + size]) for at in starts]
-    calibration = [byte_ids(parts.calibration[at : at + 4096]) for at in range(0, 32_768, 4096)]
+    calibration = [
+        byte_ids(parts.calibration[at : at + 4096])
+        for at in range(0, min(32_768, len(parts.calibration)), 4096)
+    ]
     counts = np.bincount(byte_ids(parts.train), minlength=START + 1)
     rows = robust_rows(
         HFCausalLM(model, window=CONTEXT, start_token=START),
         byte_decoders(model, CONTEXT),
         files,
-        [text for text in calibration if len(text)],
-        [calibration[0][:2048]],
+        calibration,
+        [calibration[0][: settings.mismatch_tokens]],
         CodeTree.huffman(counts),
         done=lambda row: logger.info(
             "pmatic: %s: %s of %s decoded", row["pair"], row["pmatic_decoded"], row["pmatic_files"]

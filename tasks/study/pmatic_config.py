@@ -45,6 +45,12 @@ class PmaticStudy(Config):
     streams: int = Field(100, ge=1, le=100_000, description="Texts of 100 bytes for each kind of noise")
     files: int = Field(20, ge=1, le=1_000, description="Files of the part robust")
     file_bytes: int = Field(4_096, ge=64, le=65_536, description="Bytes of such a file")
+    mismatch_tokens: int = Field(
+        1_024,
+        ge=16,
+        le=1_000_000,
+        description="Bytes of other text that a byte model's mismatch is measured on",
+    )
     train_steps: int = Field(250, ge=1, le=1_000_000, description="Optimiser steps of a byte model")
     llm_files: int = Field(3, ge=1, le=1_000, description="Files of the part llm, about 1 kB each")
     llm_bytes: int = Field(
