@@ -324,7 +324,7 @@ def _plan(
         # The peers' bar is over five seeds at the middle sizes.
         yield "voronoi", middle, seeds[3:]
     elif part == "audit":
-        yield "four_term", middle, seeds
+        yield "four_term", middle, seeds[:3]
     elif part == "stream":
         yield "stream", (50 * k,) if 50 * k < n else sizes[-1:], seeds
     elif part == "thesis":
