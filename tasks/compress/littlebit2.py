@@ -42,7 +42,8 @@ def check_layers(config: dict[str, Any], recipe: LittleBitRecipe) -> None:
         model.tie_weights()
         settings = factorisation(recipe, 0)
         for target in target_layers(model, settings):
-            choose_rank(*target.weight.shape, settings, target.name)
+            outputs, inputs = target.weight.shape
+            choose_rank(outputs, inputs, settings, target.name)
 
 
 def factorisation(recipe: LittleBitRecipe, seed: int) -> LittleBitConfig:
@@ -67,13 +68,8 @@ def littlebit2_model(
 
     Goes on from what a killed attempt left in `out`: finished layers, and the last checkpoint of the distillation.
     """
-    import torch
-    from transformers import AutoTokenizer
-
-    from methods.common.dtype import resolve_dtype
-    from methods.littlebit2 import compress_model, densify, distill, save_compressed, token_blocks
+    from methods.littlebit2 import compress_model
     from tasks.load_model import load_causal_lm
-    from tasks.quiet import quiet_progress
 
     parts = out / PARTS
     parts.mkdir(parents=True, exist_ok=True)
@@ -81,65 +77,86 @@ def littlebit2_model(
     config = factorisation(recipe, seed)
     student = load_causal_lm(model)
     stored = student.dtype
-    student = student.float()
     with progress_bar(f"{recipe.label} layers", "layer") as on_layer:
         student, rows = compress_model(
-            student, config, gradient=recipe.gradient, on_layer=on_layer, cache=parts / "layers"
+            student.float(), config, gradient=recipe.gradient, on_layer=on_layer, cache=parts / "layers"
         )
     factorised = time.perf_counter()
     facts: dict[str, Any] = {}
     if recipe.distill_tokens:
         assert calibration is not None
-        tokenizer = AutoTokenizer.from_pretrained(str(model), trust_remote_code=False, local_files_only=True)
-        tokens = token_blocks(tokenizer, text_documents(calibration), recipe.distill_length)
-        steps = max(1, recipe.distill_tokens // (recipe.distill_batch * recipe.distill_length))
-        teacher = load_causal_lm(model, torch.float32).requires_grad_(False)
-        with progress_bar(f"{recipe.label} distillation", "step") as on_step:
-            history = distill(
-                student,
-                teacher,
-                tokens,
-                steps=steps,
-                batch_size=recipe.distill_batch,
-                lr=recipe.distill_rate,
-                hidden_weight=recipe.hidden_weight,
-                reduction="token",
-                seed=seed,
-                dtype=resolve_dtype(recipe.distill_dtype),
-                checkpoint=parts / "checkpoint",
-                checkpoint_every=CHECKPOINT_EVERY,
-                on_step=lambda done, total, _: on_step(done, total),
-            )
-        del teacher
-        lines = [json.dumps(row) for row in history if "loss" in row]
-        (out / HISTORY).write_text("\n".join(lines) + "\n", encoding="utf-8")
-        facts |= {
-            "distill_steps": steps,
-            "distill_tokens_used": steps * recipe.distill_batch * recipe.distill_length,
-            "distill_text_tokens": tokens.numel(),
-            "distill_loss_first": history[1]["loss"],
-            "distill_loss_last": history[-1]["loss"],
-        }
+        facts = _distilled(out, student, recipe, model, calibration, seed)
     distilled = time.perf_counter()
+    facts |= _describe(rows, _saved(out, student, recipe, config, stored))
+    shutil.rmtree(parts)
+    timings = {
+        "factorise_seconds": factorised - started,
+        "distill_seconds": distilled - factorised,
+        "save_seconds": time.perf_counter() - distilled,
+    }
+    return facts | {"format": "littlebit2" if recipe.storage == "packed" else "dense", "timings": timings}
+
+
+def _distilled(
+    out: Path, student: Any, recipe: LittleBitRecipe, model: Path, calibration: Path, seed: int
+) -> dict[str, Any]:
+    """Train the student in place, its curve into `out`; what was done."""
+    import torch
+    from transformers import AutoTokenizer
+
+    from methods.common.dtype import resolve_dtype
+    from methods.littlebit2 import distill, token_blocks
+    from tasks.load_model import load_causal_lm
+
+    tokenizer = AutoTokenizer.from_pretrained(str(model), trust_remote_code=False, local_files_only=True)
+    tokens = token_blocks(tokenizer, text_documents(calibration), recipe.distill_length)
+    size = recipe.distill_batch * recipe.distill_length
+    steps = max(1, recipe.distill_tokens // size)
+    with progress_bar(f"{recipe.label} distillation", "step") as on_step:
+        history = distill(
+            student,
+            load_causal_lm(model, torch.float32).requires_grad_(False),
+            tokens,
+            steps=steps,
+            batch_size=recipe.distill_batch,
+            lr=recipe.distill_rate,
+            hidden_weight=recipe.hidden_weight,
+            reduction="token",
+            seed=seed,
+            dtype=resolve_dtype(recipe.distill_dtype),
+            checkpoint=out / PARTS / "checkpoint",
+            checkpoint_every=CHECKPOINT_EVERY,
+            on_step=lambda done, total, _: on_step(done, total),
+        )
+    lines = [json.dumps(row) for row in history if "loss" in row]
+    (out / HISTORY).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return {
+        "distill_steps": steps,
+        "distill_tokens_used": steps * size,
+        "distill_text_tokens": tokens.numel(),
+        "distill_loss_first": history[1]["loss"],
+        "distill_loss_last": history[-1]["loss"],
+    }
+
+
+def _saved(
+    out: Path, student: Any, recipe: LittleBitRecipe, config: LittleBitConfig, stored: Any
+) -> dict[str, float]:
+    """Write the model, packed or dense; the sizes of the packed one. Weights of an attempt killed while it wrote go."""
+    from methods.littlebit2 import densify, save_compressed
+    from tasks.quiet import quiet_progress
+
+    def remove_weights() -> None:
+        for file in out.glob("model*.safetensors*"):
+            file.unlink()
+
+    remove_weights()
     with quiet_progress():
         sizes = save_compressed(student, out, config, dtype=stored)
         if recipe.storage == "dense":
-            for file in out.glob("model*.safetensors*"):
-                file.unlink()
+            remove_weights()
             densify(student.to(stored)).save_pretrained(str(out))
-    shutil.rmtree(parts)
-    return (
-        facts
-        | _describe(rows, sizes)
-        | {
-            "format": "littlebit2" if recipe.storage == "packed" else "dense",
-            "timings": {
-                "factorise_seconds": factorised - started,
-                "distill_seconds": distilled - factorised,
-                "save_seconds": time.perf_counter() - distilled,
-            },
-        }
-    )
+    return sizes
 
 
 def _describe(rows: list[dict[str, Any]], sizes: dict[str, float]) -> dict[str, Any]:

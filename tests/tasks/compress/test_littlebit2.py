@@ -153,6 +153,21 @@ compress_model(Path({str(out)!r}), recipe=TAUGHT, model=reference_to(Path({str(t
     assert fill(out) == fill(packed)
 
 
+@pytest.mark.parametrize("storage", ["packed", "dense"])
+def test_an_attempt_killed_while_it_wrote_the_weights_does_no_harm(
+    storage: str, tiny_model: Reference, tmp_path: Path
+) -> None:
+    """Dense weights, or some without a config.json, as either way of storage leaves them half-way."""
+    recipe = PLAIN.model_copy(update={"storage": storage, "iterations": 1})
+    compress_model(tmp_path / "whole", recipe=recipe, model=tiny_model)
+    (tmp_path / "cut").mkdir()
+    (tmp_path / "cut/model.safetensors").write_bytes(
+        (tiny_model.path / "model.safetensors").read_bytes()[:99]
+    )
+    compress_model(tmp_path / "cut", recipe=recipe, model=tiny_model)
+    assert fill(tmp_path / "cut") == fill(tmp_path / "whole")
+
+
 def test_what_cannot_be_compressed_is_refused_in_one_line(
     packed: Path, tiny_model: Reference, tiny_text: Reference, tmp_path: Path
 ) -> None:
@@ -160,7 +175,9 @@ def test_what_cannot_be_compressed_is_refused_in_one_line(
         check_compression((PLAIN,), packed)
     with pytest.raises(DataError, match=r"packed \(littlebit2\)"):
         check_model_folder(packed, "causal-lm")  # training and merging take no packed model
-    with pytest.raises(DataError, match=r"recipe littlebit2-2bit-2048tok-len16-lr0\.005 needs calibration text"):
+    with pytest.raises(
+        DataError, match=r"recipe littlebit2-2bit-2048tok-len16-lr0\.005 needs calibration text"
+    ):
         compress_model(tmp_path / "a", recipe=TAUGHT, model=tiny_model)
     with pytest.raises(ConfigError, match="distill_length 128: the model reads at most 64 tokens"):
         compress_model(tmp_path / "b", recipe=LittleBitRecipe(), model=tiny_model, calibration=tiny_text)
