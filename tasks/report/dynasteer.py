@@ -101,9 +101,10 @@ def tables(parts: Parts) -> dict[str, pd.DataFrame]:
     if world := parts.get("world"):
         found["policies"] = _world(world)
         found["laws"] = pd.DataFrame(_laws(world))
-        found["probes"] = pd.DataFrame(
-            [{"seed": row["seed"], **probe} for row in world for probe in row["probes"]]
-        )
+        if any(row["probes"] for row in world):
+            found["probes"] = pd.DataFrame(
+                [{"seed": row["seed"], **probe} for row in world for probe in row["probes"]]
+            )
         found["select"] = pd.DataFrame(
             [
                 {
