@@ -34,7 +34,7 @@ PATTERNS = (1, 5)
 ITI_ALPHAS = (0.1, 0.25, 0.5, 1.0)
 CAA_MULTIPLIERS = (0.1, 0.25, 0.5, 1.0)
 SENTENCES = STEPS + 1
-PAIRS = 2  # random directions, each with its opposite
+PAIRS = 1  # random directions, each with its opposite
 Row = dict[str, Any]
 Say = Callable[[str], None]
 
@@ -56,7 +56,7 @@ def run_planted(seed: int, problems: int = 500, tests: int = 2000) -> Row:
         "resample": world.right(Policy(gate)),
         "steer": world.right(steering.policy(gate)),
     }
-    draws = [world.right(Policy(gate, edit)).mean() for edit in random_edits(steering, 2 * PAIRS)]
+    draws = [world.right(Policy(gate, edit)).mean() for edit in random_edits(steering, 4)]
     found = compare(right["steer"], right["plain"])
     return {
         "seed": seed,
@@ -110,10 +110,10 @@ class _World:
 class WorldPlan:
     """Sizes of a seed's pipeline."""
 
-    problems: int = 1000
-    select: int = 1000
-    test: int = 3000
-    laws: int = 1500
+    problems: int = 600
+    select: int = 600
+    test: int = 2000
+    laws: int = 1000
     forks: int = 12
     completions: int = 3
 

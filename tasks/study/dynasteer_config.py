@@ -26,11 +26,11 @@ class DynaSteerStudy(Config):
         (0, 1, 2), min_length=3, description="Seeds of whole pipelines: reasoner, forks, fit, answers"
     )
     steps: int = Field(500, ge=1, le=1_000_000, description="Training steps of a reasoner")
-    problems: int = Field(1_000, ge=20, le=1_000_000, description="Problems that forks are drawn for")
-    select: int = Field(1_000, ge=10, le=1_000_000, description="Problems that the strength is chosen on")
-    test: int = Field(3_000, ge=10, le=1_000_000, description="Problems that policies are compared on")
+    problems: int = Field(600, ge=20, le=1_000_000, description="Problems that forks are drawn for")
+    select: int = Field(600, ge=10, le=1_000_000, description="Problems that the strength is chosen on")
+    test: int = Field(2_000, ge=10, le=1_000_000, description="Problems that policies are compared on")
     laws: int = Field(
-        1_500, ge=10, le=1_000_000, description="Problems for the gain by sentence and by entropy"
+        1_000, ge=10, le=1_000_000, description="Problems for the gain by sentence and by entropy"
     )
     model: str = Field(
         "bundled:smollm2-135m",
