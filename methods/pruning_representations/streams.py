@@ -21,7 +21,7 @@ def check_probed(sublayer: Any) -> Probed:
     """Refuse a name that is none of a sublayer. Raises ConfigError."""
     if sublayer not in ("attn", "mlp", "block"):
         raise ConfigError(f"sublayer {sublayer!r}: give 'attn', 'mlp' or 'block'")
-    return sublayer  # type: ignore[no-any-return]
+    return sublayer
 
 
 @dataclass(frozen=True)

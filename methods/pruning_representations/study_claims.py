@@ -281,7 +281,7 @@ def option_claims(frame: pd.DataFrame, name: str) -> list[Claim]:
         drawn = np.median(own[rows], axis=1) / np.median(whole[rows], axis=1)
         half = float(np.quantile(drawn, 0.975) - np.quantile(drawn, 0.025)) / 2
         ratio = float(np.median(own) / np.median(whole))
-        names = [c.removeprefix("logp_other_") for c in part if c.startswith("logp_other_")]
+        names = [c.removeprefix("logp_other_") for c in map(str, part) if c.startswith("logp_other_")]
         same = agreement_without_habit(part, names)
         where = "asks for the letter" if cue == "cued" else "does not ask for the letter"
         facts = (

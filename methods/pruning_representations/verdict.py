@@ -51,7 +51,7 @@ def task_verdict(
         states = decoding["forced/cos_h"]
         found.append(
             Survival(
-                "retrieval and other uses of hidden states",
+                "uses of hidden states",
                 "keeps" if states >= STATES_BAR else "at risk",
                 states,
                 f"median cosine of the last states {states:.3f}, bar {STATES_BAR:g}",

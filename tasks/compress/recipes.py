@@ -127,7 +127,7 @@ class PatternRecipe(CompressionRecipe):
         default=0.5,
         gt=0,
         lt=1,
-        description="Share of the linear layers' weights set to zero, between 0 and 1; 2:4 and 4:8 need 0.5",
+        description="Share of the linear layers' weights set to zero; 2:4 and 4:8 need 0.5",
     )
 
     @model_validator(mode="after")

@@ -30,18 +30,21 @@ from methods.pruning_representations.tables import OptionTable, StepTable
 from methods.pruning_representations.verdict import Survival, task_verdict
 from tasks.report.pruning_representations_plots import (
     SPACES,
+    TASKS,
+    names_of,
     plot_decoding,
     plot_estimates,
     plot_layers,
     plot_sweep,
     plot_tasks,
+    readable,
     sweep_table,
 )
 from tasks.report.verdict import Verdict
 from tasks.step import StepResult
 from tasks.study.pruning.items import CHANCE, LETTERS
 from tasks.study.pruning_representations import item_scores, read_frame
-from tasks.tracking import RunContext, candidate_run, log_metrics, log_params, log_trace
+from tasks.tracking import STAGE_PARAM, RunContext, candidate_run, log_metrics, log_params, log_trace
 
 # The variant whose details are shown, when it is among those judged.
 REFERENCE = "drop-attn-4"
@@ -280,18 +283,23 @@ def _temperatures(frames: Mapping[float, pd.DataFrame]) -> dict[str, Any]:
 def shown_table(results: Results) -> pd.DataFrame:
     """A row a variant: scores with what they keep, perplexity, and the probes' outlook."""
     outlooks = results.outlooks()
+    tasks = results.tasks.set_index(["variant", "task"])
+    names = sorted(set(results.tasks.task), key=list(TASKS).index)
+    variants = names_of(results.scores)
     rows = []
     for variant in results.scores:
-        part = results.tasks[results.tasks.variant == variant]
-        row: dict[str, str] = {"variant": variant}
-        for item in part.itertuples():
-            kept = "" if variant == "dense" else f" ({100 * float(item.kept):.0f})"  # type: ignore[arg-type]
-            row[f"{item.task} % (kept)"] = f"{100 * float(item.score):.0f}{kept}"  # type: ignore[arg-type]
+        row = {"variant": variants[variant]}
+        for task in names:
+            head = f"{TASKS[task]} % (kept)"
+            if (variant, task) in tasks.index:
+                item = tasks.loc[(variant, task)]
+                kept = "" if variant == "dense" else f" ({100 * item.kept:.0f})"
+                row[head] = f"{100 * item.score:.0f}{kept}"
         row["perplexity"] = f"{results.perplexity[variant]:.1f}" if variant in results.perplexity else "-"
         if variant in results.decoding:
             frame = results.decoding[variant]
             row["same next token %"] = f"{100 * frame[frame['mode'] == 'forced'].agree.mean():.0f}"
-            row["outlook"] = ", ".join(f"{item.kind.split()[0]} {item.outlook}" for item in outlooks[variant])
+            row["outlook"] = "; ".join(f"{item.kind}: {item.outlook}" for item in outlooks[variant])
         rows.append(row)
     return pd.DataFrame(rows).fillna("-")
 
@@ -344,43 +352,47 @@ def decoding_table(results: Results) -> pd.DataFrame:
 
 
 def log_candidates(ctx: RunContext, results: Results) -> None:
-    """One MLflow run a variant, with its scores; the decoding curves as metrics over steps, the layers likewise."""
+    """One MLflow run a variant, with its scores and decoding curves; the layers' curves in the run of the flow."""
     for variant, tasks in results.scores.items():
         run = candidate_run(ctx, variant)
         recipe = results.recipes.get(variant)
-        log_params(
-            ctx, run, {"variant": variant, **({} if recipe is None else recipe.model_dump(mode="json"))}
-        )
-        found = {f"test/{task}": float(np.mean(values)) for task, values in tasks.items()}
+        settings = {} if recipe is None else recipe.model_dump(mode="json")
+        told = {
+            STAGE_PARAM: "base" if variant == "dense" else "compressed",
+            "candidate.method": variant,
+            "candidate.what": readable(variant),
+        }
+        log_params(ctx, run, told | {f"recipe.{name}": value for name, value in settings.items()})
+        own = results.tasks[results.tasks.variant == variant]
+        # By their names the first metrics, and of every variant: MLflow's page of comparison opens with them.
+        found = {f"keeps/{kind}": float(part.kept.mean()) for kind, part in own.groupby("kind")}
+        found |= {f"test/{task}": float(np.mean(values)) for task, values in tasks.items()}
         if variant in results.perplexity:
             found["text/perplexity"] = results.perplexity[variant]
         if variant in results.decoding:
-            found |= {
-                f"decoding/{k}": v for k, v in StepTable(results.decoding[variant], 1.0).summary().items()
-            }
-            curves = StepTable(results.decoding[variant], 1.0).curves()
-            for mode, part in curves.groupby("mode"):
-                rows = [
-                    {
-                        "step": int(r.step),
-                        f"{mode}/kl": r.kl,
-                        f"{mode}/cos_p": r.cos_p,
-                        f"{mode}/agree": r.agree,
-                    }  # type: ignore[arg-type]
-                    for r in part.itertuples()
-                ]
-                log_trace(ctx, run, rows)
+            table = StepTable(results.decoding[variant], 1.0)
+            found |= {f"probe/{name}": value for name, value in table.summary().items()}
+            for mode, part in table.curves().groupby("mode"):
+                names = [f"{mode}/{name}" for name in ("kl", "cos_p", "agree")]
+                curve = zip(part.step, part.kl, part.cos_p, part.agree, strict=True)
+                log_trace(
+                    ctx,
+                    run,
+                    [
+                        {"step": int(step), **dict(zip(names, map(float, row), strict=True))}
+                        for step, *row in curve
+                    ],
+                )
         log_metrics(ctx, run, found)
         ctx.client.set_terminated(run)
-    run = candidate_run(ctx, "layers")
+    columns = ["cos_h_q50", "cos_z_q05", "cos_p_q05", "cos_p_q50", "kl_q50", "kl_estimate_q50"]
     summary = layer_summary(results.attention_layers[0])
-    columns = ("cos_h_q50", "cos_z_q05", "cos_p_q05", "cos_p_q50", "kl_q50", "kl_estimate_q50")
+    rows = zip(summary.layer, summary[columns].to_dict("records"), strict=True)
     log_trace(
         ctx,
-        run,
+        ctx.parent_run_id,
         [
-            {"step": int(r.layer), **{f"layer/{c}": float(r[c]) for c in columns}}
-            for _, r in summary.iterrows()
+            {"step": int(layer), **{f"layer/{name}": float(v) for name, v in row.items()}}
+            for layer, row in rows
         ],
     )
-    ctx.client.set_terminated(run)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 import numpy as np
 import pandas as pd
@@ -26,11 +27,19 @@ KEEPS, LOSES = 90, 50
 def readable(variant: str) -> str:
     """What a recipe's label means, as far as it is known here."""
     if match := re.fullmatch(r"drop-(attn|mlp|block)-(\d+)(-by-kl)?(-c\d+x\d+)?", variant):
-        return f"{match[2]} {SUBLAYERS[match[1]]} dropped" + (" (by KL)" if match[3] else "")
+        what = SUBLAYERS[match[1]] if match[2] != "1" else SUBLAYERS[match[1]].removesuffix("s")
+        return f"{match[2]} {what} dropped" + (" (by KL)" if match[3] else "")
     if match := re.fullmatch(r"(magnitude|wanda|sparsegpt)-(\d+pct|\dof\d)(-c\d+x\d+)?", variant):
         name = {"magnitude": "Magnitude", "wanda": "Wanda", "sparsegpt": "SparseGPT"}[match[1]]
         return f"{name} {match[2].replace('pct', ' %').replace('of', ':')}"
     return variant
+
+
+def names_of(variants: Iterable[str]) -> dict[str, str]:
+    """Readable names; labels stay as they are where two would read alike."""
+    found = {variant: readable(variant) for variant in variants}
+    alike = [name for name in found.values() if list(found.values()).count(name) > 1]
+    return {variant: variant if name in alike else name for variant, name in found.items()}
 
 
 def plot_layers(table: pd.DataFrame) -> Figure:
@@ -40,23 +49,20 @@ def plot_layers(table: pd.DataFrame) -> Figure:
     least = 1e-5
     for i, (space, part) in enumerate(table.groupby("space", sort=False)):
         moved = {name: (1 - part[name]).clip(lower=least) for name in ("median", "q05")}
-        axes.plot(part.layer, moved["median"], color=f"C{i}", label=f"{space} space, median token")
-        axes.plot(
-            part.layer, moved["q05"], "--", color=f"C{i}", label=f"{space} space, worst 5 % of the tokens"
-        )
+        axes.plot(part.layer, moved["median"], color=f"C{i}", label=f"{space}, median token")
+        axes.plot(part.layer, moved["q05"], "--", color=f"C{i}", label=f"{space}, worst 5 %")
         axes.fill_between(part.layer, moved["median"], moved["q05"], color=f"C{i}", alpha=0.12, linewidth=0)
-    for height, words, place in (
-        (0.02, "logits: bar for the dashed line is below", "bottom"),
-        (0.08, "probabilities: bar for the dashed line is above", "bottom"),
+    for height, style, words in (
+        (0.02, ":", "logits: bar for the worst, below"),
+        (0.08, "-.", "probabilities: bar for the worst, above"),
     ):
-        axes.axhline(height, color="grey", linewidth=0.8, linestyle=":")
-        axes.text(table.layer.max(), height, words, ha="right", va=place, fontsize=8, color="dimgrey")
+        axes.axhline(height, color="black", linewidth=0.9, linestyle=style, label=words)
     axes.set_yscale("log")
     axes.set_xlabel("layer whose attention is dropped (first and last are exceptions)")
     axes.set_ylabel("1 - cosine with the dense state (log scale)")
     axes.set_title("One attention dropped at a time: how far each space moves")
     figure.legend(
-        *axes.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False, fontsize=8
+        *axes.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False, fontsize=8
     )
     axes.grid(alpha=0.3)
     return figure
@@ -100,10 +106,11 @@ def plot_decoding(table: pd.DataFrame) -> Figure:
     """Similarity of the probabilities, and KL, over the steps of generation."""
     figure = Figure(figsize=(11, 5), layout="constrained")
     left, right = figure.subplots(1, 2)
+    names = names_of(dict.fromkeys(table.variant))
     for i, (name, part) in enumerate(table.groupby("variant", sort=False)):
         for mode, style in (("free", "-"), ("forced", ":")):
             curve = part[part["mode"] == mode]
-            label = readable(str(name)) if mode == "free" else None
+            label = names[str(name)] if mode == "free" else None
             left.plot(curve.step, curve.cos_p, style, color=f"C{i}", label=label)
             right.plot(curve.step, curve.kl.clip(lower=1e-3), style, color=f"C{i}")
     left.set_ylabel("cosine of the probabilities")
@@ -132,7 +139,7 @@ def plot_tasks(tasks: pd.DataFrame) -> Figure:
         own = part[part.task == task].set_index("variant").reindex(variants)
         _points(axes, own, np.arange(len(variants)) + 0.1 * (i - (len(names) - 1) / 2), task, i, line="")
     _bars(axes)
-    axes.set_xticks(range(len(variants)), [readable(v) for v in variants], rotation=25, ha="right")
+    axes.set_xticks(range(len(variants)), list(names_of(variants).values()), rotation=25, ha="right")
     axes.set_title("What a compressed model keeps of the dense score, with 95 % intervals")
     figure.legend(
         *axes.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False, fontsize=8
@@ -196,11 +203,11 @@ def _written(own: pd.DataFrame) -> bool:
 
 
 def _bars(axes: Axes) -> None:
-    for height, style in ((KEEPS, "--"), (LOSES, ":")):
-        axes.axhline(height, color="grey", linewidth=0.8, linestyle=style)
-    place = {"transform": axes.get_yaxis_transform(), "fontsize": 7, "color": "dimgrey"}
-    axes.text(0.005, KEEPS, f"{KEEPS} %: a choice task should stay above", va="bottom", **place)
-    axes.text(0.005, LOSES, f"{LOSES} %: a written task falls below", va="bottom", **place)
+    for height, style, words in (
+        (KEEPS, "--", "a choice task should stay above"),
+        (LOSES, ":", "a written task falls below"),
+    ):
+        axes.axhline(height, color="grey", linewidth=0.9, linestyle=style, label=f"{height} %: {words}")
     axes.set_ylabel("share of the dense score (%)")
     axes.set_ylim(bottom=-5)
     axes.grid(axis="y", alpha=0.3)

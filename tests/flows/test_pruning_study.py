@@ -77,8 +77,8 @@ def test_from_settings_to_report_twice(tiny: PruningRepresentationsConfig, alone
     assert {"hierarchy", "history", "options/plain/kl_ratio"} <= names
     # A random model is at chance, so nothing is said about a gap between tasks.
     assert not any(name.startswith("gap/") for name in names)
-    assert list(shown.variant) == ["dense", "drop-attn-1-c2x16", "wanda-50pct-c2x16"]
-    assert set(metrics["perplexity"]) == {*shown.variant, "magnitude-50pct"}
+    assert list(shown.variant) == ["dense", "1 attention dropped", "Wanda 50 %"]
+    assert set(metrics["perplexity"]) == {"dense", *(r.label for r in tiny.recipes), "magnitude-50pct"}
     assert set(metrics["tasks"]["dense"]) == {*CORE, *CHAT}
     assert metrics["tasks"]["dense"]["cloze"]["kept"] == 1
     assert "Outlook by the probes" in found["notes"]

@@ -50,7 +50,7 @@ def test_a_compressed_folder_is_probed_against_its_parent(
     assert metrics["probe/forced/kl"] > 0
     assert {"probe/free/agreement", "probe/first_divergence", "probe/options/agreement"} <= set(metrics)
     kinds = [item["kind"] for item in summary["outlook"]]
-    assert kinds == ["retrieval and other uses of hidden states", "multiple choice", "free text"]
+    assert kinds == ["uses of hidden states", "multiple choice", "free text"]
     steps = pd.read_csv(tmp_path / "probe_steps.csv")
     assert steps.groupby("mode").prompt.nunique().tolist() == [3, 3]
     assert len(pd.read_csv(tmp_path / "probe_options.csv")) == 12
@@ -101,7 +101,7 @@ def test_outlook_by_its_bars() -> None:
     options = {"agreement": 0.7, "favourite_share": 0.5}
     found = {item.kind.split()[0]: item for item in task_verdict(decoding, options)}
     assert {kind: item.outlook for kind, item in found.items()} == {
-        "retrieval": "keeps",
+        "uses": "keeps",
         "multiple": "at risk",
         "free": "at risk",
     }
