@@ -149,7 +149,7 @@ def repeated_facts(text: Text, rng: random.Random, length: int) -> list[int]:
     count = max(1, length // 32)
     start = rng.randrange(len(text.train_clauses) - count)
     units = list(text.train_clauses[start : start + count])
-    for key in rng.sample(NOUNS, max(2, length // 24)):
+    for key in rng.sample(NOUNS, max(2, length // 13)):
         fact = FACT.format(key=key, value=rng.choice(ADJECTIVES))
         for _ in range(2):
             units.insert(rng.randint(0, len(units)), fact)

@@ -16,6 +16,8 @@ import numpy as np
 import torch
 
 from methods.common.errors import ConfigError
+from methods.rope_psd.ruler import FACT
+from methods.rope_psd.ruler_words import ADJECTIVES, NOUNS
 from methods.rope_psd.study import (
     CANDIDATES,
     Sizes,
@@ -31,8 +33,16 @@ from methods.rope_psd.study import (
 from tasks.adapt.adapt import build_long_text
 from tasks.adapt.config import LongText
 from tasks.load_model import load_causal_lm
+from tasks.prepare.text import read_documents
 from tasks.pretrain.config import CorpusSettings
-from tasks.pretrain.corpus import build_corpus, check_corpus, load_rows
+from tasks.pretrain.corpus import (
+    build_corpus,
+    check_corpus,
+    load_rows,
+    make_tokenizer,
+    split_texts,
+    text_settings,
+)
 from tasks.reference import Reference
 from tasks.step import step
 from tasks.study.rope_psd_config import RopePSDStudy
@@ -41,6 +51,7 @@ from tasks.train.loading import load_tokenizer
 
 VERSION = "1"
 BANK = "rope-psd-runs"
+WORD_COPIES = 2_000  # more than most words of a text have: byte pairs are merged by their number
 # Sizes that have no part in a base.
 AFTER_BASE = ("steps", "rate", "theta", "depths", "prompts", "held_out")
 DEFAULT_DATA = str(RopePSDStudy.model_fields["data"].default)
@@ -51,7 +62,7 @@ REAL = ("clm", "pose", "psd_skip")
 
 def corpus_settings(config: RopePSDStudy) -> CorpusSettings:
     """The text as rows of the adaptation's length."""
-    return CorpusSettings(source=config.data, vocabulary=768, context=2 * config.context)
+    return CorpusSettings(source=config.data, vocabulary=1_536, context=2 * config.context)
 
 
 def real_text(config: RopePSDStudy) -> LongText:
@@ -156,8 +167,14 @@ def study_corpus(out: Path, *, settings: CorpusSettings, fingerprint: str) -> di
 
 
 def pack_corpus(out: Path, *, settings: CorpusSettings) -> dict[str, Any]:
-    """What the step `study_corpus` does."""
-    record = build_corpus(settings, out)
+    """What the step `study_corpus` does.
+
+    The words of the facts are made tokens of their own, so that a fact is a matter of looking up, not of spelling.
+    """
+    documents, _ = read_documents(text_settings(settings))
+    train, _ = split_texts([text for _, text in documents if text.strip()], settings.validation_share)
+    words = f" {FACT.split()[0]}" + "".join(f" {word}" for word in (*NOUNS, *ADJECTIVES))
+    record = build_corpus(settings, out, make_tokenizer(settings, [*train, words * WORD_COPIES]))
     tokenizer = load_tokenizer(out / "tokenizer")
     for part in ("train", "validation"):
         rows = load_rows(out, part).with_format("numpy")[:]["input_ids"]

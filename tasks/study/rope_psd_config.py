@@ -39,7 +39,7 @@ class RopePSDStudy(Config):
     base_steps: int = Field(
         400, ge=1, le=1_000_000, description="Further steps of the base on text and facts"
     )
-    steps: int = Field(100, ge=1, le=1_000_000, description="Steps of an adaptation")
+    steps: int = Field(120, ge=1, le=1_000_000, description="Steps of an adaptation")
     rate: float = Field(1e-3, gt=0, le=1, description="Peak learning rate of an adaptation")
     depths: int = Field(9, ge=3, le=101, description="Places of the evidence that are asked for")
     prompts: int = Field(40, ge=2, le=10_000, description="Prompts at each place")
