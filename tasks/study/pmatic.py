@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from methods.common.errors import ConfigError
 from methods.pmatic.study_data import Split, byte_ids, split
+from tasks.one_thread import one_thread
 from tasks.prepare.config import ModelSettings, TextSettings
 from tasks.prepare.models import check_model_source
 from tasks.prepare.text import check_text_source, read_documents
@@ -113,19 +113,6 @@ def _once(out: Path, name: str, work: Callable[[], list[dict[str, Any]]]) -> lis
         part.replace(place)
     found: list[dict[str, Any]] = json.loads(place.read_text(encoding="utf-8"))
     return found
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """One thread for torch, and the number that there was afterwards."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _design(settings: PmaticStudy, parts: Split, seed: int) -> list[dict[str, Any]]:
