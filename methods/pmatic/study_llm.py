@@ -11,7 +11,7 @@ import torch
 from methods.pmatic.codec import PMATICCodec
 from methods.pmatic.predictor import Predictor, Steps
 from methods.pmatic.study_design import best_base_radius
-from methods.pmatic.study_robust import robust_rows
+from methods.pmatic.study_robust import robust_row
 from methods.pmatic.study_sizes import Scored
 from methods.pmatic.text import detokenise, tokenise
 from methods.pmatic.torch_models import HFCausalLM
@@ -77,22 +77,24 @@ def llm_decoders(predictor: HFCausalLM) -> dict[str, Callable[[], Predictor]]:
     return {"cached steps": lambda: Steps(predictor), "cached steps, bfloat16": lambda: Steps(half)}
 
 
-def llm_files(
+def llm_row(
     predictor: HFCausalLM,
     tokenizer: Any,
+    pair: str,
     files: Sequence[bytes],
     calibration: bytes,
     mismatch_tokens: int = 256,
     calibration_tokens: int = 4096,
-) -> list[dict[str, Any]]:
-    """Short files, written by one pass over each and read by single steps."""
+) -> dict[str, Any]:
+    """Short files, written by one pass over each and read by the single steps of one number format."""
     texts = [ids for data in files if (ids := tokenise(data, tokenizer)) is not None]
     fit = token_parts(calibration, tokenizer, 1024, calibration_tokens)
-    return robust_rows(
-        predictor,
-        llm_decoders(predictor),
-        texts,
-        fit,
-        [fit[0][:mismatch_tokens]],
-        CodeTree.flat(predictor.vocabulary),
+    tree = CodeTree.huffman(np.bincount(np.concatenate(fit), minlength=predictor.vocabulary))
+    return robust_row(
+        pair,
+        llm_decoders(predictor)[pair](),
+        tree,
+        Scored(predictor, texts, [b""] * len(texts), {"tree": tree}),
+        Scored(predictor, fit, [b""] * len(fit), {"tree": tree}),
+        fit[0][:mismatch_tokens],
     )

@@ -7,7 +7,7 @@ steps, in another number format or on another number of threads. The bound is me
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from methods.pmatic.errors import MismatchError
 from methods.pmatic.mismatch import MismatchReport, estimate_mismatch
 from methods.pmatic.predictor import Predictor, Steps
 from methods.pmatic.study_data import byte_ids
-from methods.pmatic.synchroniser import Synchroniser
+from methods.pmatic.study_sizes import Scored
 from methods.pmatic.torch_models import HFCausalLM
 from methods.pmatic.tree import CodeTree
 
@@ -74,117 +74,100 @@ def train_byte_model(
 
 
 def decode_side_by_side(
-    payloads: Sequence[bytes],
-    texts: Sequence[np.ndarray],
-    predictor: Predictor,
-    tree: CodeTree,
-    synchroniser: Synchroniser | None,
-    helper: Helper,
-) -> dict[str, int]:
-    """Decode one payload a file and say how many came back, were told to be wrong, or silently went wrong.
+    predictor: Predictor, tree: CodeTree, texts: Sequence[np.ndarray], decoders: dict[str, list[ChunkDecoder]]
+) -> dict[str, dict[str, int]]:
+    """Decode every file by each kind of coder from one pass of the predictor.
 
-    Without a synchroniser (plain arithmetic coding) a file counts as lost at its first wrong token: nothing tells.
+    A file is done with at its first wrong token: an adaptive context would only make it worse from there on.
+
+    Args:
+        decoders: by kind of coder, one a file.
+
+    Returns:
+        by kind: files; decoded; told (the decoder said that something is wrong); lost (it went wrong silently).
     """
-    decoders = [
-        ChunkDecoder(tree, synchroniser, helper, payload, index) for index, payload in enumerate(payloads)
-    ]
-    alive = [True] * len(texts)
-    told = 0
+    alive = {name: [True] * len(texts) for name in decoders}
+    told = dict.fromkeys(decoders, 0)
     state = predictor.start(len(texts))
     for step in range(max(len(text) for text in texts)):
-        if not any(alive):
+        if not any(any(rows) for rows in alive.values()):
             break
         sums = tree.node_sums(predictor.logits(state))
         latest = np.zeros(len(texts), dtype=np.int64)
         for row, text in enumerate(texts):
-            if step < len(text):
-                latest[row] = text[step]
-                if alive[row]:
+            if step >= len(text):
+                continue
+            latest[row] = text[step]
+            for name, made in decoders.items():
+                if alive[name][row]:
                     try:
-                        alive[row] = decoders[row].next(sums, row) == int(text[step])
+                        alive[name][row] = made[row].next(sums, row) == int(text[step])
                     except MismatchError:
-                        alive[row] = False
-                        told += 1
+                        alive[name][row] = False
+                        told[name] += 1
         predictor.push(state, latest)
-    return {"files": len(texts), "decoded": sum(alive), "told": told, "lost": len(texts) - sum(alive) - told}
+    return {
+        name: {
+            "files": len(texts),
+            "decoded": sum(alive[name]),
+            "told": told[name],
+            "lost": len(texts) - sum(alive[name]) - told[name],
+        }
+        for name in decoders
+    }
 
 
-def robust_rows(
-    encoder: Predictor,
-    decoders: dict[str, Callable[[], Predictor]],
-    files: Sequence[np.ndarray],
-    calibration: Sequence[np.ndarray],
-    mismatch: Sequence[np.ndarray],
+def robust_row(
+    name: str,
+    decoder: Predictor,
     tree: CodeTree,
+    files: Scored,
+    calibration: Scored,
+    mismatch: np.ndarray,
     safety: float = 4.0,
-    done: Callable[[dict[str, Any]], None] = lambda row: None,
-) -> list[dict[str, Any]]:
-    """Each decoder's mismatch on calibration text, and what it decodes of plain archives and of PMATIC's.
+) -> dict[str, Any]:
+    """One decoder: its mismatch on calibration text, and what it decodes of plain archives and of PMATIC's.
 
     Args:
-        encoder: scores whole windows.
-        decoders: by name; called when their turn has come, e.g. to set the number of threads.
-        files: token ids of each file.
-        calibration: what the design is fitted on. mismatch: what the bound is measured on.
-        done: called with each row.
+        tree: of the events, called "tree" in both scored texts.
+        files: scored by the encoder. calibration: what the design is fitted on. mismatch: what the bound is
+            measured on.
     """
-    scored = [np.concatenate(list(encoder.score(text))) for text in files]
-    events = [tree.events(logits, text) for logits, text in zip(scored, files, strict=True)]
-    del scored
+    report = estimate_mismatch(files.predictor, decoder, mismatch, tree)
+    codec = PMATICCodec(Delta=report.Delta(safety)).use(tree, calibration.log_odds("tree"))
+    events = files.events["tree"]
+    payloads = [codec.encode_given(*part) for part in events]
     plain = [encode_plain(x, bits) for x, bits, _ in events]
-    rows = []
-    for name, made in decoders.items():
-        decoder = made()
-        report = estimate_mismatch(encoder, decoder, list(mismatch), tree)
-        codec = PMATICCodec(Delta=report.Delta(safety), chunk_tokens=max(len(text) for text in files))
-        codec.calibrate(encoder, list(calibration))
-        payloads, rate = _encoded(codec, encoder, files)
-        found = decode_side_by_side(payloads, files, decoder, codec.tree, codec.synchroniser, codec._helper)
-        without = decode_side_by_side(plain, files, decoder, tree, None, Helper())
-        row = {
-            "pair": name,
-            "Delta": codec.Delta,
-            **{f"mismatch_{k}": v for k, v in _numbers(report).items()},
-            **{f"pmatic_{k}": v for k, v in found.items()},
-            **{f"plain_{k}": v for k, v in without.items()},
-            "pmatic_bytes": sum(len(p) for p in payloads),
-            "plain_bytes": sum(len(p) for p in plain),
-            "helper_rate": rate,
-            "tokens": sum(len(text) for text in files),
-        }
-        done(row)
-        rows.append(row)
-    return rows
-
-
-def _encoded(
-    codec: PMATICCodec, encoder: Predictor, files: Sequence[np.ndarray]
-) -> tuple[list[bytes], float]:
-    made = [codec.encode_chunk(text, encoder) for text in files]
-    count = sum(events for _, events, _ in made)
-    return [payload for payload, _, _ in made], sum(helped for *_, helped in made) / max(1, count)
+    found = decode_side_by_side(
+        decoder,
+        tree,
+        files.texts,
+        {
+            "pmatic": [ChunkDecoder(tree, codec.synchroniser, codec._helper, part) for part in payloads],
+            "plain": [ChunkDecoder(tree, None, Helper(), part) for part in plain],
+        },
+    )
+    return {
+        "pair": name,
+        "Delta": codec.Delta,
+        **{f"mismatch_{key}": value for key, value in _numbers(report).items()},
+        **{f"{kind}_{key}": value for kind, counts in found.items() for key, value in counts.items()},
+        "pmatic_bytes": sum(len(part) for part in payloads),
+        "plain_bytes": sum(len(part) for part in plain),
+        "helper_rate": codec.synchroniser.redundancy(files.log_odds("tree"))["helper_rate"],
+        "tokens": sum(len(text) for text in files.texts),
+    }
 
 
 def _numbers(report: MismatchReport) -> dict[str, float]:
     return {name: float(value) for name, value in report.as_dict().items() if math.isfinite(value)}
 
 
-def on_threads(count: int, predictor: Predictor) -> Callable[[], Predictor]:
-    """The predictor, after torch was set to that many threads."""
-
-    def made() -> Predictor:
-        torch.set_num_threads(count)
-        return predictor
-
-    return made
+DECODERS = ("cached steps", "cached steps, 2 threads", "cached steps, bfloat16")
 
 
-def byte_decoders(model: Any, window: int) -> dict[str, Callable[[], Predictor]]:
-    """The second computations of a byte model: cached single steps, on two threads, in bfloat16."""
-    same = Steps(HFCausalLM(model, window=window, start_token=START))
-    half = Steps(HFCausalLM(model, window=window, start_token=START, autocast=torch.bfloat16))
-    return {
-        "cached steps": on_threads(1, same),
-        "cached steps, 2 threads": on_threads(2, same),
-        "cached steps, bfloat16": on_threads(1, half),
-    }
+def byte_decoder(name: str, model: Any, window: int) -> Predictor:
+    """A second computation of a byte model; sets the number of torch's threads."""
+    torch.set_num_threads(2 if "threads" in name else 1)
+    half = torch.bfloat16 if "bfloat16" in name else None
+    return Steps(HFCausalLM(model, window=window, start_token=START, autocast=half))

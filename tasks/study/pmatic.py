@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +17,15 @@ from tasks.one_thread import one_thread
 from tasks.prepare.config import ModelSettings, TextSettings
 from tasks.prepare.models import check_model_source
 from tasks.prepare.text import check_text_source, read_documents
+from tasks.quiet import quiet_progress
 from tasks.reference import Reference
 from tasks.step import step
 from tasks.study.pmatic_config import Part, PmaticStudy
 
 logger = logging.getLogger("seedloom")
 VERSION = "1"
+Rows = list[dict[str, Any]]
+Work = Callable[[], Rows]
 DEFAULT_DATA = str(PmaticStudy.model_fields["data"].default)
 ALL: tuple[Part, ...] = ("design", "sizes", "violations", "robust", "llm")
 TIMES = (1.0, 1.6, 4.0)
@@ -77,28 +82,25 @@ def study_part(
 ) -> dict[str, Any]:
     """One part: its rows as `<part>.jsonl`."""
     whole = (text.expect("text") / "text").read_bytes()
-    if part == "llm":
-        assert model is not None
-        folder = model.expect("model")
-        rows = _once(out, "llm", lambda: _llm(settings, whole, folder))
-    else:
-        work = {"design": _design, "sizes": _sizes, "violations": _violations, "robust": _robust}[part]
-        seeds = settings.seeds[:1] if part == "violations" else settings.seeds
-        rows = [
-            row
-            for seed in seeds
-            for row in _once(
-                out, f"{part}-{seed}", lambda seed=seed: work(settings, split(whole, seed), seed)
-            )
-        ]
+    pieces = {
+        "design": lambda seed: [(f"design-{seed}", lambda: _design(settings, split(whole, seed), seed))],
+        "sizes": lambda seed: [(f"sizes-{seed}", lambda: _sizes(split(whole, seed), seed))],
+        "violations": lambda seed: [("violations", lambda: _violations(settings, split(whole, seed)))],
+        "robust": lambda seed: _robust(settings, split(whole, seed), seed, out),
+        "llm": lambda seed: _llm(
+            settings, split(whole, seed), None if model is None else model.expect("model")
+        ),
+    }[part]
+    seeds = settings.seeds if part in ("design", "sizes", "robust") else settings.seeds[:1]
+    rows = [row for seed in seeds for name, work in pieces(seed) for row in _once(out, name, work)]
     seconds = sum(row.pop("seconds", 0.0) for row in rows)
     write_rows(out / f"{part}.jsonl", rows)
-    for kept in out.glob(".*.json"):
-        kept.unlink()
+    for kept in out.glob(".*"):
+        shutil.rmtree(kept) if kept.is_dir() else kept.unlink()
     return {"rows": len(rows), "timings": {"cpu_seconds": seconds}}
 
 
-def _once(out: Path, name: str, work: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
+def _once(out: Path, name: str, work: Work) -> Rows:
     """The rows of a piece of work, from what a killed run left or made now."""
     place = out / f".{name}.json"
     if not place.is_file():
@@ -115,19 +117,19 @@ def _once(out: Path, name: str, work: Callable[[], list[dict[str, Any]]]) -> lis
     return found
 
 
-def _design(settings: PmaticStudy, parts: Split, seed: int) -> list[dict[str, Any]]:
+def _design(settings: PmaticStudy, parts: Split, seed: int) -> Rows:
     from methods.pmatic.study_design import design_rows
 
     return design_rows(parts, seed, settings.deltas)
 
 
-def _sizes(settings: PmaticStudy, parts: Split, seed: int) -> list[dict[str, Any]]:
+def _sizes(parts: Split, seed: int) -> Rows:
     from methods.pmatic.study_sizes import ngram_sizes, peer_sizes
 
     return ngram_sizes(parts, seed) + peer_sizes(parts, seed)
 
 
-def _violations(settings: PmaticStudy, parts: Split, seed: int) -> list[dict[str, Any]]:
+def _violations(settings: PmaticStudy, parts: Split) -> Rows:
     from methods.pmatic import NGram, PMATICCodec
     from methods.pmatic.study_violations import violation_rows
 
@@ -136,50 +138,68 @@ def _violations(settings: PmaticStudy, parts: Split, seed: int) -> list[dict[str
     return violation_rows(codec, model, parts.test, TIMES, min(settings.streams, len(parts.test) // 100))
 
 
-def _robust(settings: PmaticStudy, parts: Split, seed: int) -> list[dict[str, Any]]:
+def _robust(settings: PmaticStudy, parts: Split, seed: int, out: Path) -> Iterator[tuple[str, Work]]:
+    """The pairs of a byte model, which is trained once and kept until the part is done."""
     import numpy as np
 
-    from methods.pmatic import HFCausalLM
-    from methods.pmatic.study_robust import START, byte_decoders, robust_rows, train_byte_model
-    from methods.pmatic.tree import CodeTree
+    from methods.pmatic import CodeTree, HFCausalLM
+    from methods.pmatic.study_robust import DECODERS, START, byte_decoder, robust_row, train_byte_model
+    from methods.pmatic.study_sizes import Scored
+    from tasks.load_model import load_causal_lm
 
-    model = train_byte_model(parts.train, seed, settings.train_steps, context=CONTEXT)
-    size = min(settings.file_bytes, len(parts.test) // 2)
-    starts = np.linspace(0, len(parts.test) - size, settings.files).round().astype(int)
-    files = [byte_ids(parts.test[at : at + size]) for at in starts]
-    calibration = [
-        byte_ids(parts.calibration[at : at + 4096])
-        for at in range(0, min(32_768, len(parts.calibration)), 4096)
-    ]
-    counts = np.bincount(byte_ids(parts.train), minlength=START + 1)
-    rows = robust_rows(
-        HFCausalLM(model, window=CONTEXT, start_token=START),
-        byte_decoders(model, CONTEXT),
-        files,
-        calibration,
-        [calibration[0][: settings.mismatch_tokens]],
-        CodeTree.huffman(counts),
-        done=lambda row: logger.info(
-            "pmatic: %s: %s of %s decoded", row["pair"], row["pmatic_decoded"], row["pmatic_files"]
-        ),
-    )
-    return [{"seed": seed, **row} for row in rows]
+    folder = out / f".model-{seed}"
+
+    def train() -> Rows:
+        model = train_byte_model(parts.train, seed, settings.train_steps, context=CONTEXT)
+        with quiet_progress():
+            model.save_pretrained(folder)
+        return []
+
+    def pair(name: str) -> Rows:
+        model = load_causal_lm(folder)
+        encoder = HFCausalLM(model, window=CONTEXT, start_token=START)
+        tree = CodeTree.huffman(np.bincount(byte_ids(parts.train), minlength=START + 1))
+        size = min(settings.file_bytes, len(parts.test) // 2)
+        starts = np.linspace(0, len(parts.test) - size, settings.files).round().astype(int)
+        files = [byte_ids(parts.test[at : at + size]) for at in starts]
+        fit = [byte_ids(parts.calibration[at : at + 4096]) for at in range(0, 16_384, 4096)]
+        row = robust_row(
+            name,
+            byte_decoder(name, model, CONTEXT),
+            tree,
+            Scored(encoder, files, [b""] * len(files), {"tree": tree}),
+            Scored(encoder, fit, [b""] * len(fit), {"tree": tree}),
+            fit[0][: settings.mismatch_tokens],
+        )
+        return [{"seed": seed, **row}]
+
+    yield f"robust-{seed}-model", train
+    for index, name in enumerate(DECODERS):
+        yield f"robust-{seed}-{index}", partial(pair, name)
 
 
-def _llm(settings: PmaticStudy, text: bytes, folder: Path) -> list[dict[str, Any]]:
-    from methods.pmatic.study_llm import llm_files, llm_sizes
+def _llm(settings: PmaticStudy, parts: Split, folder: Path | None) -> Iterator[tuple[str, Work]]:
+    """Sizes with a language model, then each pair of computations."""
+    from methods.pmatic.study_llm import llm_decoders, llm_row, llm_sizes
     from tasks.archive.config import ArchiveSettings
     from tasks.archive.predictors import load_predictor
 
+    assert folder is not None
     loaded = load_predictor(str(folder), ArchiveSettings())
-    parts = split(text, 0)
-    data = parts.test[: settings.llm_bytes]
-    files = [data[at : at + 1024] for at in range(0, 20 * 1024 * settings.llm_files, 20 * 1024)]
-    few = [_whole_characters(part) for part in files if len(part)][: settings.llm_files]
     model: Any = loaded.predictor
+    data = parts.test[: settings.llm_bytes]
     fit = _whole_characters(parts.calibration)
-    rows = llm_sizes(model, loaded.tokenizer, _whole_characters(data), fit)
-    return rows + llm_files(model, loaded.tokenizer, few, fit)
+    apart = len(data) // settings.llm_files
+    files = [_whole_characters(data[at * apart : at * apart + 1024]) for at in range(settings.llm_files)]
+    yield "llm-sizes", lambda: llm_sizes(model, loaded.tokenizer, _whole_characters(data), fit)
+    for index, name in enumerate(llm_decoders(model)):
+        yield f"llm-{index}", partial(_llm_pair, llm_row, loaded, name, files, fit)
+
+
+def _llm_pair(
+    row: Callable[..., dict[str, Any]], loaded: Any, name: str, files: list[bytes], fit: bytes
+) -> Rows:
+    return [row(loaded.predictor, loaded.tokenizer, name, files, fit)]
 
 
 def _whole_characters(data: bytes) -> bytes:
