@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from methods.common.errors import DataError
-from tasks.compress.prune import progress_bar, text_documents
+from tasks.compress.prune import text_documents
 from tasks.compress.recipes import HISTORY, LittleBitRecipe
+from tasks.progress import progress_bar
 
 if TYPE_CHECKING:
     from methods.littlebit2 import LittleBitConfig

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from methods.common.errors import DataError
 from tasks.compress.recipes import MagnitudeRecipe, PatternRecipe, PruneRecipe, SparseGPTRecipe, WandaRecipe
+from tasks.progress import progress_bar
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -128,17 +128,3 @@ def text_documents(folder: Path) -> Iterator[str]:
         if not isinstance(text, str):
             raise DataError(f"text {folder}: column 'text' holds {type(text).__name__}, not strings")
         yield text
-
-
-@contextmanager
-def progress_bar(label: str, unit: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on a terminal, silence elsewhere; call what it yields with the finished and all units."""
-    from tqdm import tqdm
-
-    with tqdm(desc=label, unit=unit, disable=None, leave=False) as bar:
-
-        def on_unit(done: int, total: int) -> None:
-            bar.total = total
-            bar.update(done - bar.n)
-
-        yield on_unit

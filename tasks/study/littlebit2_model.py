@@ -9,7 +9,9 @@ from typing import Any
 import pandas as pd
 
 from methods.common.errors import DataError
-from tasks.compress.prune import progress_bar, text_documents
+from tasks.compress.prune import text_documents
+from tasks.progress import progress_bar
+from tasks.quiet import quiet_progress
 from tasks.reference import Reference
 from tasks.step import step
 from tasks.study.littlebit2 import ROWS, Parts, write_frames
@@ -33,6 +35,7 @@ def measure_model(out: Path, *, settings: ModelStudy, model: Reference, text: Re
         rows = parts.get(name)
         if rows is None:
             with (
+                quiet_progress(),
                 progress_bar(f"{name} layers", "layer") as on_layer,
                 progress_bar(name, "step") as on_step,
             ):
