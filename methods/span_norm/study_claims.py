@@ -20,6 +20,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 SPAN, SPAN_PLAIN = "span/inv_sqrt_depth", "span/none"
 PRE, PRE_PLAIN, POST = "prenorm/inv_sqrt_depth", "prenorm/none", "postnorm/inv_sqrt_depth"
+SPAN_SMALL, PRE_SMALL = "span/inv_depth", "prenorm/inv_depth"
 BROKEN = 0.5  # nats above the study's best run: such a run failed
 
 
@@ -48,6 +49,8 @@ def claims(parts: Mapping[str, Rows]) -> list[Claim]:
         found += _best_rates(grid)
     if "range" in parts:
         found += _range(parts["range"])
+    if "smaller" in parts:
+        found += _smaller(parts["smaller"], grid if "rates" in parts else ())
     if "depth" in parts:
         found += _depth(parts["depth"])
     if "experts" in parts:
@@ -351,6 +354,32 @@ def _at_depth(rows: Rows, candidate: str, depth: int) -> dict[int, float]:
     return {
         int(r["seed"]): final_loss(r) for r in rows if (r["candidate"], r["layers"]) == (candidate, depth)
     }
+
+
+def _smaller(rows: Rows, grid: Rows) -> list[Claim]:
+    """The start 1 / L of both placements, each at its better rate; with the grid also against the best PreNorm."""
+    (rate, span), (pre_rate, pre) = best_rate(rows, SPAN_SMALL), best_rate(rows, PRE_SMALL)
+    found = [
+        Claim(
+            f"smaller/loss/{name}",
+            f"held-out loss at the better of these rates ({chosen:g}), {shown(name)}",
+            tuple(losses.values()),
+            rule="report",
+        )
+        for name, chosen, losses in ((SPAN_SMALL, rate, span), (PRE_SMALL, pre_rate, pre))
+    ]
+    rivals = {PRE_SMALL: pre}
+    if grid:
+        best = {name: best_rate(grid, name)[1] for name in (PRE, PRE_PLAIN)}
+        rivals |= {min(best, key=lambda name: float(np.mean(list(best[name].values())))): {}}
+        rivals = {name: losses or best[name] for name, losses in rivals.items()}
+    for name, losses in rivals.items():
+        words = f"SpanNorm started with 1/L is better than {shown(name)}, each at its own best rate, by a paired 95 % "
+        gains = _paired(losses, span)
+        found.append(
+            Claim(f"smaller/gain_over/{name}", f"{words}interval above 0", gains, 0.0, ">=", "interval")
+        )
+    return found
 
 
 def _depth(rows: Rows) -> list[Claim]:

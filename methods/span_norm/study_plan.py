@@ -30,6 +30,7 @@ EVERY = (
 )
 GRID = (1e-3, 1.41e-3, 2e-3, 2.83e-3, 4e-3, 5.66e-3, 8e-3, 1.13e-2)
 HIGH = GRID[4:7]  # the rates of the part `range`: SpanNorm as it is fails within them
+SMALLER = (("span", "inv_depth"), ("prenorm", "inv_depth"))
 LONGER = 5  # times the warm-up, in the part `range`
 # About 1.19 million parameters in the blocks, 4 heads each; embedding and head come on top and grow with the width.
 DEPTHS = {6: (128, 344), 12: (88, 256), 24: (64, 172), 48: (48, 108)}
@@ -79,6 +80,13 @@ def runs_of(part: str, plan: Plan) -> list[Run]:
             for seed in plan.grid_seeds
             for rate in HIGH
             for variant in variants
+        ]
+    if part == "smaller":
+        return [
+            replace(base, scheme=s, init=i, rate=rate, seed=seed)
+            for seed in plan.grid_seeds
+            for rate in HIGH[:2]
+            for s, i in SMALLER
         ]
     if part == "depth":
         return [

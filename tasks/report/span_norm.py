@@ -81,7 +81,9 @@ def tables(parts: Parts) -> dict[str, pd.DataFrame]:
         found["start"] = pd.DataFrame(parts["start"])[columns]
     frame = _trained(parts)
     if len(frame):
-        found["rates"] = frame[frame.part.isin(["moderate", "rates"])].drop_duplicates(RUN)
+        grid = frame[frame.part.isin(["moderate", "rates", "smaller"])].drop_duplicates(RUN)
+        if len(grid):
+            found["rates"] = grid
     if "range" in parts:
         named = frame[frame.part == "range"]
         shortest = named.warmup.min()

@@ -71,7 +71,7 @@ def check_study(config: SpanNormStudy) -> None:
 def parts_of(config: SpanNormStudy) -> tuple[str, ...]:
     """The parts to do; the full profile does all."""
     return (
-        ("start", "moderate", "rates", "range", "depth", "experts")
+        ("start", "moderate", "rates", "range", "smaller", "depth", "experts")
         if config.profile == "full"
         else config.parts
     )

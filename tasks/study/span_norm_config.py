@@ -6,7 +6,7 @@ from pydantic import Field
 
 from tasks.config import Config, Distinct, Seeds
 
-Part = Literal["start", "moderate", "rates", "range", "depth", "experts"]
+Part = Literal["start", "moderate", "rates", "range", "smaller", "depth", "experts"]
 
 
 class SpanNormStudy(Config):
@@ -26,8 +26,8 @@ class SpanNormStudy(Config):
         ("start", "moderate", "rates"),
         min_length=1,
         description="start: gradients and sizes before training; moderate: five candidates at the first rate; rates: "
-        "the higher rates; range: longer warm-up and smaller starts at high rates; depth: blocks at a fixed number of "
-        "parameters; experts: mixtures of experts",
+        "the higher rates; range: longer warm-up and smaller starts at high rates; smaller: the start 1/L of SpanNorm "
+        "and PreNorm; depth: blocks at a fixed number of parameters; experts: mixtures of experts",
     )
     rates: Annotated[tuple[Annotated[float, Field(gt=0, le=1)], ...], Distinct] = Field(
         (2e-3, 2.83e-3, 4e-3, 5.66e-3, 8e-3),

@@ -272,3 +272,23 @@ def test_range_depth_and_experts() -> None:
     assert found["depth/gain/12"].held is True
     assert found["experts/span_minus_prenorm"].mean == pytest.approx(-0.1)
     assert found["experts/load_variation"].held is True
+
+
+def test_the_smaller_start_is_compared_with_the_same_start_and_with_the_best_prenorm() -> None:
+    rows = grid()
+    small = [
+        row(f"{scheme}/inv_depth", seed, loss + 0.02 * seed, rate)
+        for scheme, loss in (("span", 1.9), ("prenorm", 1.95))
+        for rate in (4e-3, 5.66e-3)
+        for seed in range(3)
+    ]
+    found = by_name(claims({"moderate": rows[:25], "rates": rows[25:], "smaller": small}))
+    assert found["smaller/gain_over/prenorm/inv_depth"].values == pytest.approx([0.05] * 3)
+    assert found["smaller/gain_over/prenorm/none"].values == pytest.approx([0.08, 0.081, 0.082])
+    assert found["smaller/gain_over/prenorm/none"].held is True
+    alone = by_name(claims({"smaller": small}))
+    assert [name for name in alone if "gain_over" in name] == ["smaller/gain_over/prenorm/inv_depth"]
+    runs = runs_of("smaller", PLAN)
+    assert {(r.scheme, r.init) for r in runs} == {("span", "inv_depth"), ("prenorm", "inv_depth")}
+    assert {r.rate for r in runs} == {4e-3, 5.66e-3}
+    assert set(runs) & set(runs_of("range", PLAN))  # trained once

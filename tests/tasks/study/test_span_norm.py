@@ -176,4 +176,4 @@ def test_mistakes_are_told_before_any_work(
 
 def test_the_full_profile_does_every_part(text: Path) -> None:
     assert parts_of(tiny(text)) == ("start", "moderate", "rates")
-    assert len(parts_of(tiny(text, profile="full"))) == 6
+    assert len(parts_of(tiny(text, profile="full"))) == 7
