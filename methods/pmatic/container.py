@@ -235,6 +235,9 @@ class Archive:
             sums = reader.word(), reader.word()
             if kind not in (CODED, STORED) or payload > len(blob) - at:
                 raise FormatError(f"chunk {index} is cut short")
+            # What a chunk claims to hold bounds the work of reading it: a token stands for a byte at least.
+            if (tokens > size) if flags & IS_TEXT else (size != 4 * tokens):
+                raise FormatError(f"chunk {index} contradicts itself")
             chunks.append(Chunk(kind, tokens, size, *sums, blob[at : at + payload]))
             at += payload
         reader.end()

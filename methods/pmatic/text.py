@@ -104,7 +104,7 @@ def tokenise(data: bytes, tokenizer: Any) -> np.ndarray | None:
     except UnicodeDecodeError:
         return None
     ids = np.asarray(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"], dtype=np.int64)
-    if len(ids) > MOST_TOKENS or detokenise(ids, tokenizer) != data:
+    if len(ids) > min(MOST_TOKENS, len(data)) or detokenise(ids, tokenizer) != data:
         return None
     return ids
 

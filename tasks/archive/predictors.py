@@ -73,8 +73,8 @@ def check_model(source: str) -> None:
         return
     else:
         raise DataError(
-            f"model {source}: give a model folder, an n-gram model's .safetensors file, or "
-            f"'{NGRAM}' and text that both sides have"
+            f"model {source}: give a model folder (`seedloom run prepare` stores one), an n-gram model's .safetensors "
+            f"file, or '{NGRAM}' and text that both sides have"
         )
 
 

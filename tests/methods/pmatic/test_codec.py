@@ -208,6 +208,17 @@ def test_what_an_archive_claims_is_bounded_before_any_work() -> None:
     assert open_archive(blob, 256).tokens == 64
 
 
+def test_a_chunk_cannot_claim_more_tokens_than_its_content_has() -> None:
+    from dataclasses import replace
+
+    blob = calibrated_small().encode(np.zeros(64, dtype=np.int64), Noisy(16))
+    archive = Archive.unpack(blob)
+    for text, tokens in ((False, 33), (True, 4 * 32 + 1)):
+        forged = replace(archive, text=text, chunks=(replace(archive.chunks[0], tokens=tokens),))
+        with pytest.raises(FormatError, match="contradicts itself"):
+            Archive.unpack(forged.pack())
+
+
 def test_a_codec_as_a_file_and_archives_without_theirs(tmp_path: Path) -> None:
     model = Noisy(256)
     codec = calibrated(model)
