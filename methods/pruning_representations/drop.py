@@ -63,7 +63,7 @@ def drop_sublayers(
             raise ConfigError(f"{kind}: {len(layers)} of {count} layers would go; leave at least one")
     if not in_place:
         model = _copy_without(model, layout, gone)
-    elif not layout.final_norm or _removable(model, gone):
+    else:
         _remove(model, layout, gone)
     return model if not layout.final_norm else _as_saved_type(model, layout, gone)
 
@@ -76,10 +76,6 @@ def _checked(kind: str, layers: Iterable[int], count: int) -> set[int]:
         if not isinstance(layer, int) or isinstance(layer, bool) or not 0 <= layer < count:
             raise ConfigError(f"{kind}: {layer!r} is no layer of this model; it has 0 to {count - 1}")
     return set(given)
-
-
-def _removable(model: nn.Module, gone: dict[Sublayer, set[int]]) -> bool:
-    return bool(gone["attn"] | gone["mlp"])
 
 
 def _remove(model: nn.Module, layout: Layout, gone: dict[Sublayer, set[int]]) -> None:
