@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from methods.approx_coresets.draw import draw
-from methods.approx_coresets.space import BUDGET, Dense, Floats, Ints, Metric, Space, Sparse
+from methods.approx_coresets.space import BUDGET, Dense, Floats, Ints, Space, Sparse
 
 ROUNDS = 5  # of k-means||
 OVERSAMPLING = 2  # candidates a round, as a multiple of the centres
@@ -135,20 +135,31 @@ def _parallel(space: Space, weights: Floats | None, k: int, random: np.random.Ra
 def step(space: Space, seeds: Seeds, weights: Floats | None) -> Any:
     """One Lloyd step (z = 2), or one Weiszfeld step of each cluster; a cluster without points keeps its centre.
 
-    For z > 2 the step is shortened by 1 / (z - 1), which keeps the fixed point and makes it attract.
+    A centre that stands on points (each seed does) would be held there by their infinite pull. For z = 1 such points
+    hold it only as far as their mass outweighs the pull of the others (Vardi and Zhang 2000); for z > 1 they do not
+    pull. For z > 2 the step is shortened by 1 / (z - 1), which keeps the fixed point and makes it attract.
     """
-    if isinstance(space, Metric) or not isinstance(space, Dense | Sparse):
+    if not isinstance(space, Dense | Sparse):
         raise TypeError("a distance matrix has no mean; medoids are found by swaps")
-    k, z = len(seeds.centres), space.z
-    total, mass = np.zeros_like(seeds.centres, dtype=np.float64), np.zeros(k)
-    floor = 1e-12 * float(seeds.costs.max(initial=0.0)) ** (1 / z) + np.finfo(float).tiny
+    k, z, centres = len(seeds.centres), space.z, np.asarray(seeds.centres, dtype=np.float64)
+    total, mass, held = np.zeros_like(centres), np.zeros(k), np.zeros(k)
+    near = 1e-12 * float(seeds.costs.max(initial=0.0)) ** (1 / z)
     for rows in space.slices():
-        pull = np.ones(rows.stop - rows.start) if weights is None else weights[rows].copy()
-        if z != 2:
-            pull *= np.maximum(seeds.costs[rows] ** (1 / z), floor) ** (z - 2)
+        own = np.ones(rows.stop - rows.start) if weights is None else weights[rows].copy()
         labels = seeds.labels[rows]
-        total += space.sums(rows, labels, pull, k)
-        mass += np.bincount(labels, weights=pull, minlength=k)
+        if z < 2:
+            away = seeds.costs[rows] ** (1 / z)
+            on = away <= near
+            held += np.bincount(labels, weights=own * on, minlength=k)
+            own *= np.where(on, 0.0, np.where(on, 1.0, away) ** (z - 2))
+        elif z > 2:
+            own *= seeds.costs[rows] ** ((z - 2) / z)
+        total += space.sums(rows, labels, own, k)
+        mass += np.bincount(labels, weights=own, minlength=k)
     there = mass > 0
-    moved = np.where(there[:, None], total / np.where(there, mass, 1.0)[:, None], seeds.centres)
-    return moved if z <= 2 else seeds.centres + (moved - seeds.centres) / (z - 1)
+    moved = np.where(there[:, None], total / np.where(there, mass, 1.0)[:, None], centres)
+    if z == 1:
+        pull = np.linalg.norm(total - mass[:, None] * centres, axis=1)
+        stay = np.where(pull > 0, np.minimum(1.0, held / np.where(pull > 0, pull, 1.0)), held > 0)
+        moved = moved + stay[:, None] * (centres - moved)
+    return moved if z <= 2 else centres + (moved - centres) / (z - 1)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from methods.approx_coresets import ApproxCoreset, audit, swap_medoids, voronoi_summary
+from methods.approx_coresets import ApproxCoreset, WeightedKMedian, audit, swap_medoids, voronoi_summary
 from methods.approx_coresets.exact import line_optimum, medoid_optimum, partitions, tiny_optimum
 from methods.approx_coresets.space import Dense
 from methods.common.errors import ConfigError
@@ -82,6 +82,23 @@ def test_the_optimum_on_a_line_is_the_best_of_all_labellings(
     reached = float(weights @ (abs(points[:, None] - centres).min(axis=1) ** z))
     assert reached == pytest.approx(found, abs=1e-6)
     assert len(centres) <= k
+
+
+@pytest.mark.parametrize("z", [1, 2])
+def test_the_solver_comes_near_the_optimum_and_leaves_its_seeds(z: int) -> None:
+    """Seeds are points: a plain Weiszfeld step would never leave them."""
+    for i in range(5):
+        random = np.random.default_rng(i)
+        x = np.concatenate([random.normal(6 * j, 1, size=60) for j in range(3)])
+        weights = random.uniform(0.5, 2, size=180)
+        best, _ = line_optimum(x, 3, weights, z)
+        found = WeightedKMedian(3, z=z, n_init=3, random_state=i).fit(x[:, None], sample_weight=weights)
+        assert best * (1 - 1e-9) <= found.inertia_ <= 1.01 * best
+    plane = np.random.default_rng(0).normal(size=(300, 2))
+    middle = WeightedKMedian(1, max_iter=500, tol=1e-12, random_state=0).fit(plane).cluster_centers_[0]
+    away = plane - middle
+    pull = (away / np.linalg.norm(away, axis=1, keepdims=True)).sum(axis=0)
+    assert np.linalg.norm(pull) < 0.1  # the geometric median: the directions to all points cancel
 
 
 def test_counts_of_partitions_are_stirlings() -> None:

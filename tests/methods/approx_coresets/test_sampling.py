@@ -164,7 +164,7 @@ def test_improvement_steps_lower_the_rough_cost() -> None:
             ApproxCoreset(4, size=50, z=z, init_lloyd=steps, random_state=0).fit(X).seed_cost_
             for steps in (0, 3)
         )
-        assert after < before
+        assert after < 0.9 * before
 
 
 def test_group_sampling_keeps_the_mass_and_good_costs() -> None:
