@@ -35,26 +35,16 @@ def drop_model(
 ) -> dict[str, Any]:
     """Rank the layers on calibration text and drop the first; see `tasks.compress.recipes.Compressor`."""
     import torch
-    from transformers import AutoTokenizer
 
     from methods.common.dtype import fast_dtype
-    from methods.pruning_representations import drop_sublayers, rank_layers, sample_sequences
+    from methods.pruning_representations import drop_sublayers, rank_layers
     from methods.pruning_representations.dropped_models import ATTENTION, KEPT_BLOCKS, MLP
-    from tasks.compress.prune import SHARD_SIZE, text_documents
+    from tasks.compress.prune import SHARD_SIZE, calibration_tokens
     from tasks.load_model import load_causal_lm
     from tasks.quiet import quiet_progress
 
-    assert calibration is not None
     started = time.perf_counter()
-    tokenizer = AutoTokenizer.from_pretrained(str(model), trust_remote_code=False, local_files_only=True)
-    tokens = sample_sequences(
-        text_documents(calibration),
-        tokenizer,
-        sequences=recipe.calibration_sequences,
-        length=recipe.calibration_length,
-        seed=seed,
-    )
-
+    tokens = calibration_tokens(recipe, model, calibration, seed)
     loaded = load_causal_lm(model)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     stored, dtype = loaded.dtype, fast_dtype(device)

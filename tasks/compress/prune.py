@@ -8,7 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from methods.common.errors import DataError
-from tasks.compress.recipes import MagnitudeRecipe, PatternRecipe, PruneRecipe, SparseGPTRecipe, WandaRecipe
+from tasks.compress.recipes import (
+    CalibratedRecipe,
+    DropRecipe,
+    MagnitudeRecipe,
+    PatternRecipe,
+    PruneRecipe,
+    SparseGPTRecipe,
+    WandaRecipe,
+)
 from tasks.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -34,10 +42,9 @@ def prune_model(
     their own format.
     """
     import torch
-    from transformers import AutoTokenizer
 
     from methods.common.dtype import fast_dtype
-    from methods.pruning_representations import magnitude, sample_sequences, sparsegpt, wanda
+    from methods.pruning_representations import magnitude, sparsegpt, wanda
     from tasks.load_model import load_causal_lm
     from tasks.quiet import quiet_progress
 
@@ -45,15 +52,7 @@ def prune_model(
     facts: dict[str, Any] = {"format": "dense"}
     tokens: Tensor | None = None
     if isinstance(recipe, WandaRecipe | SparseGPTRecipe):
-        assert calibration is not None
-        tokenizer = AutoTokenizer.from_pretrained(str(model), trust_remote_code=False, local_files_only=True)
-        tokens = sample_sequences(
-            text_documents(calibration),
-            tokenizer,
-            sequences=recipe.calibration_sequences,
-            length=recipe.calibration_length,
-            seed=seed,
-        )
+        tokens = calibration_tokens(recipe, model, calibration, seed)
         facts["calibration_sequences_used"] = len(tokens)
     loaded = load_causal_lm(model)
     loaded_at = time.perf_counter()
@@ -108,6 +107,25 @@ def _describe(model: Any) -> dict[str, Any]:
         "size/nominal_bytes": whole - dense + sparse,
         "size/nominal_bits_per_weight": 8 * sparse / pruned,
     }
+
+
+def calibration_tokens(
+    recipe: CalibratedRecipe | DropRecipe, model: Path, text: Path | None, seed: int
+) -> Tensor:
+    """Token ids [sequences, length] of calibration text, as the model's tokenizer cuts it. Raises DataError."""
+    from transformers import AutoTokenizer
+
+    from methods.pruning_representations import sample_sequences
+
+    assert text is not None
+    tokenizer = AutoTokenizer.from_pretrained(str(model), trust_remote_code=False, local_files_only=True)
+    return sample_sequences(
+        text_documents(text),
+        tokenizer,
+        sequences=recipe.calibration_sequences,
+        length=recipe.calibration_length,
+        seed=seed,
+    )
 
 
 def text_documents(folder: Path) -> Iterator[str]:

@@ -86,7 +86,7 @@ def measure(folder: Path, pairs: list[dict[str, Any]], texts: list[str], seed: i
     passages = sorted({pair["passage"] for pair in pairs})
     gold = [passages.index(pair["passage"]) for pair in pairs]
     questions = [pair["question"] for pair in pairs]
-    calibration = sample_sequences(texts, _NoEnds(tokenizer), sequences=16, length=64, seed=seed)
+    calibration = sample_sequences(texts, _PlainTokens(tokenizer), sequences=16, length=64, seed=seed)
     rows: list[dict[str, Any]] = []
     dense: Tensor | None = None
     for name, variant in variants(model, calibration).items():
@@ -101,7 +101,7 @@ def measure(folder: Path, pairs: list[dict[str, Any]], texts: list[str], seed: i
     return rows
 
 
-class _NoEnds:
+class _PlainTokens:
     """An encoder's tokenizer as calibration reads it: plain tokens, no sentence marks."""
 
     bos_token_id = None
