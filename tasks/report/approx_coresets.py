@@ -212,8 +212,7 @@ def plot_thesis(frame: pd.DataFrame) -> Figure:
     axes.set_xlabel("distortion of the solution's own cost (1 is exact), mean ± deviation over seeds")
     axes.set_ylabel("rho: factor on all points over factor on the summary")
     axes.set_title(f"Small distortion is not a good solution: {count} pairs are ranked against each other")
-    axes.set_xscale("log")
-    axes.grid(alpha=0.3, which="both")
+    axes.grid(alpha=0.3)
     axes.legend(frameon=False, fontsize=8)
     return figure
 
@@ -252,6 +251,9 @@ def plot_line(frame: pd.DataFrame) -> Figure:
         axes.plot(means.index, means, marker="o", color=f"C{number}", label=label)
     axes.set_xscale("log")
     axes.set_yscale("log")
+    sizes = sorted(frame["size"].unique())
+    axes.set_xticks(sizes, [str(size) for size in sizes])
+    axes.minorticks_off()
     axes.set_xlabel("points of the coreset")
     axes.set_ylabel("excess of the coreset's exact optimum, mean over seeds")
     axes.set_title("On a line, where both optima are known (5 centres)")
