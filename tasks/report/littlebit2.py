@@ -152,10 +152,14 @@ def plot_layers(layers: pd.DataFrame) -> Figure:
     left.legend(frameon=False, fontsize=8)
     left.grid(alpha=0.3)
     chosen = layers[(layers.method == "joint_itq") & (layers.bpp == 0.55) & ~layers.residual]
-    bins = np.geomspace(1, max(2.0, float(chosen.coherence_before.max())), 30)
+    both = pd.concat([chosen.coherence_before, chosen.coherence_after])
+    bins = np.geomspace(0.9 * both.min(), 1.1 * both.max(), 30)
     right.hist(chosen.coherence_before, bins, alpha=0.6, color=COLOURS["svd"], label="singular vectors")
     right.hist(chosen.coherence_after, bins, alpha=0.6, color=COLOURS["joint_itq"], label="after Joint-ITQ")
     right.set_xscale("log")
+    ticks = [tick for tick in (1, 2, 5, 10, 20, 50, 100, 200, 500) if bins[0] <= tick <= bins[-1]]
+    right.set_xticks(ticks, [str(tick) for tick in ticks])
+    right.minorticks_off()
     right.set_xlabel("mean coherence of the latent columns (1: flat, n: a spike)")
     right.set_ylabel("layers")
     right.set_title("What the rotation does")
