@@ -6,9 +6,12 @@ is made on, and policies on test problems, all drawn with the same numbers.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -118,8 +121,30 @@ class WorldPlan:
     completions: int = 3
 
 
-def run_world(model: Any, seed: int, plan: WorldPlan, say: Say = lambda _line: None) -> Row:
-    """A seed's pipeline on its trained reasoner.
+class Kept:
+    """What is measured already, as JSON files of a folder, so that a killed seed goes on where it was."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = folder
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+
+    def get(self, name: str, make: Callable[[], Any]) -> Any:
+        """The value of that name, made now if it is not there."""
+        if self.folder is None:
+            return make()
+        file = self.folder / f"{name.replace(' ', '_')}.json"
+        if not file.is_file():
+            part = file.with_suffix(".part")
+            part.write_text(json.dumps(make()), encoding="utf-8")
+            part.replace(file)
+        return json.loads(file.read_text(encoding="utf-8"))
+
+
+def run_world(
+    model: Any, seed: int, plan: WorldPlan, say: Say = lambda _line: None, folder: Path | None = None
+) -> Row:
+    """A seed's pipeline on its trained reasoner; `folder` keeps what was measured, policy by policy.
 
     Returns:
         offline (counts), heads (probe accuracy by block and head), probes (by block and sentence), select (gain by
@@ -128,7 +153,50 @@ def run_world(model: Any, seed: int, plan: WorldPlan, say: Say = lambda _line: N
     """
     tokenizer = make_tokenizer()
     config = replace(DRAW, seed=seed)
-    problems = make_problems(plan.problems, 4 * seed)
+    kept = Kept(folder)
+    acts_folder = folder if folder is not None and (folder / "heads.safetensors").is_file() else None
+    made: list[HeadActivations] = [] if acts_folder is None else [HeadActivations.load(acts_folder)]
+
+    def collect() -> Row:
+        acts, found = _collect(model, tokenizer, make_problems(plan.problems, 4 * seed), plan, config)
+        if folder is not None:
+            acts.save(folder)
+        made[:] = [acts]
+        return found
+
+    offline = kept.get("offline", collect)
+    acts, gate = made[0], EntropyGate(offline["gamma"])
+    say(f"seed {seed}: {len(acts)} labelled forks in {len(np.unique(acts.groups))} contexts")
+    fitted = {m: _fit(acts, m) for m in PATTERNS}
+    select = _World(model, tokenizer, make_problems(plan.select, 4 * seed + 1), config)
+    chosen, gains, edits = _choose(select, acts, fitted, gate, kept)
+    say(f"seed {seed}: chosen {chosen['steer']}")
+    test = _World(model, tokenizer, make_problems(plan.test, 4 * seed + 2), config)
+    policies, seconds = _policies(test, acts, fitted, gate, chosen, edits, kept)
+    say(
+        f"seed {seed}: "
+        + ", ".join(f"{n} {policies[n]['accuracy']:.3f}" for n in ("plain", "resample", "steer"))
+    )
+    laws = _laws(
+        _World(model, tokenizer, make_problems(plan.laws, 4 * seed + 3), config), edits[chosen["steer"]], kept
+    )
+    return {
+        "seed": seed,
+        "offline": offline,
+        "heads": fitted[1].accuracy_.tolist(),
+        "probes": probes_by_sentence(acts),
+        "select": gains,
+        "chosen": chosen,
+        "policies": policies,
+        "laws": laws,
+        "seconds": seconds,
+    }
+
+
+def _collect(
+    model: Any, tokenizer: Any, problems: Sequence[Problem], plan: WorldPlan, config: GenConfig
+) -> tuple[HeadActivations, Row]:
+    """Chains, gate, forks and heads of the training problems."""
     chains = collect_trajectories(model, tokenizer, problems, config=config)
     gate = EntropyGate.fit(chains)
     forks = build_forks(
@@ -143,36 +211,14 @@ def run_world(model: Any, seed: int, plan: WorldPlan, say: Say = lambda _line: N
     )
     acts = capture_heads(model, tokenizer, forks, batch_size=512, hidden=True)
     labels = [label for fork_set in forks for label in fork_set.labels]
-    say(f"seed {seed}: {len(acts)} labelled forks in {len(np.unique(acts.groups))} contexts")
-    fitted = {m: _fit(acts, m) for m in PATTERNS}
-    chosen, tried = _choose(
-        _World(model, tokenizer, make_problems(plan.select, 4 * seed + 1), config), acts, fitted, gate
-    )
-    say(f"seed {seed}: chosen {chosen['steer']}")
-    test = _World(model, tokenizer, make_problems(plan.test, 4 * seed + 2), config)
-    policies, seconds = _policies(test, acts, fitted, gate, chosen, tried["edits"], say)
-    laws = _laws(
-        _World(model, tokenizer, make_problems(plan.laws, 4 * seed + 3), config),
-        tried["edits"][chosen["steer"]],
-    )
-    return {
-        "seed": seed,
-        "offline": {
-            "accuracy": float(np.mean([chain.correct for chain in chains])),
-            "gamma": gate.gamma,
-            "doubtful": len(forks),
-            "contexts": len(np.unique(acts.groups)),
-            "truth": labels.count(1),
-            "fallacy": labels.count(0),
-            "mixed": labels.count(-1),
-        },
-        "heads": fitted[1].accuracy_.tolist(),
-        "probes": probes_by_sentence(acts),
-        "select": tried["gains"],
-        "chosen": chosen,
-        "policies": policies,
-        "laws": laws,
-        "seconds": seconds,
+    return acts, {
+        "accuracy": float(np.mean([chain.correct for chain in chains])),
+        "gamma": gate.gamma,
+        "doubtful": len(forks),
+        "contexts": len(np.unique(acts.groups)),
+        "truth": labels.count(1),
+        "fallacy": labels.count(0),
+        "mixed": labels.count(-1),
     }
 
 
@@ -189,15 +235,19 @@ def _at(fitted: DynaSteer, alpha: float) -> HeadEdit:
 
 
 def _choose(
-    world: _World, acts: HeadActivations, fitted: dict[int, DynaSteer], gate: EntropyGate
-) -> tuple[dict[str, str], dict[str, Any]]:
-    """The best setting of DynaSteer and of each baseline on the select problems."""
-    resample, plain = world.right(Policy(gate)).mean(), world.right(Policy()).mean()
+    world: _World, acts: HeadActivations, fitted: dict[int, DynaSteer], gate: EntropyGate, kept: Kept
+) -> tuple[dict[str, str], dict[str, float], dict[str, Any]]:
+    """The best setting of DynaSteer and of each baseline on the select problems: names, gains, and every edit."""
+
+    def accuracy(name: str, policy: Policy) -> float:
+        return float(kept.get(f"select {name}", lambda: float(world.right(policy).mean())))
+
+    resample, plain = accuracy("resample", Policy(gate)), accuracy("plain", Policy())
     edits: dict[str, Any] = {
         f"m{m} alpha{alpha:g}": _at(fitted[m], alpha) for m in PATTERNS for alpha in ALPHAS
     }
     gains = {
-        f"steer {name}": float(world.right(Policy(gate, edit)).mean() - resample)
+        f"steer {name}": accuracy(f"steer {name}", Policy(gate, edit)) - resample
         for name, edit in edits.items()
     }
     always: dict[str, Any] = {f"iti alpha{a:g}": fit_iti(acts, HEADS, a) for a in ITI_ALPHAS}
@@ -209,12 +259,12 @@ def _choose(
     for alpha in ITI_ALPHAS:
         always[f"constant alpha{alpha:g}"] = replace(_at(fitted[1], alpha), constant=True)
     for name, edit in always.items():
-        gains[name] = float(world.right(Policy(edit=edit, scope="always")).mean() - plain)
+        gains[name] = accuracy(name, Policy(edit=edit, scope="always")) - plain
     best = max(edits, key=lambda name: gains[f"steer {name}"])
     chosen = {"steer": best}
     for kind in ("iti", "caa", "constant"):
         chosen[kind] = max((name for name in always if name.startswith(kind)), key=lambda name: gains[name])
-    return chosen, {"gains": gains, "edits": edits | always}
+    return chosen, gains, edits | always
 
 
 def _policies(
@@ -224,7 +274,7 @@ def _policies(
     gate: EntropyGate,
     chosen: dict[str, str],
     edits: dict[str, Any],
-    say: Say,
+    kept: Kept,
 ) -> tuple[dict[str, Row], dict[str, float]]:
     """Every policy on the test problems; each with the control that has its gate and no edit."""
     best: HeadEdit = edits[chosen["steer"]]
@@ -260,18 +310,16 @@ def _policies(
     found: dict[str, Row] = {}
     right: dict[str, np.ndarray] = {}
     seconds: dict[str, float] = {}
-    answers: dict[str, list[Decoded]] = {}
     for name, (policy, control) in asked.items():
-        started = time.process_time()
-        decoded = world.decode(policy)
-        seconds[name] = time.process_time() - started
-        right[name] = world.is_right(decoded)
-        found[name] = _facts(decoded, right, name, control)
-        if name == "plain":
-            answers[name] = decoded
+        # The chosen setting is one of the grid: the same numbers.
+        source = "steer" if name == chosen["steer"] else name
+        measured = kept.get(f"policy {source}", partial(_measured, world, policy))
+        seconds[name] = measured["seconds"]
+        right[name] = np.array([float(c) for c in measured["right"]])
+        found[name] = _facts(measured, right, name, control)
     steer = found["steer"]
     extra = steer["tokens"] / found["plain"]["tokens"] - 1
-    votes = [world.numbers(answers["plain"]), *(world.numbers(world.decode(Policy(), s)) for s in (1, 2))]
+    votes = [kept.get(f"votes {s}", partial(_votes, world, s)) for s in range(3)]
     expected, share = self_consistency(
         list(zip(*votes, strict=True)), [p.answer for p in world.problems], 3, max(0.0, extra)
     )
@@ -282,23 +330,36 @@ def _policies(
             "tokens": found["plain"]["tokens"] * (1 + extra if name == "self-consistency" else 3),
             "share_voting": share if name == "self-consistency" else 1.0,
         }
-    say(
-        f"plain {found['plain']['accuracy']:.3f}, resample {found['resample']['accuracy']:.3f}, "
-        f"steer {steer['accuracy']:.3f}"
-    )
     return found, seconds
 
 
-def _facts(decoded: Sequence[Decoded], right: dict[str, np.ndarray], name: str, control: str) -> Row:
-    accepted = sum(len(answer.ids) for answer in decoded)
-    discarded = sum(answer.discarded for answer in decoded)
-    sentences = sum(len(answer.sentences) for answer in decoded)
+def _votes(world: _World, seed: int) -> list[str | None]:
+    return world.numbers(world.decode(Policy(), seed))
+
+
+def _measured(world: _World, policy: Policy) -> Row:
+    """A policy's answers: what they cost, and which are right as text of 0 and 1."""
+    started = time.process_time()
+    decoded = world.decode(policy)
+    seconds = time.process_time() - started
+    return {
+        "accepted": sum(len(answer.ids) for answer in decoded),
+        "discarded": sum(answer.discarded for answer in decoded),
+        "sentences": sum(len(answer.sentences) for answer in decoded),
+        "triggers": sum(answer.triggers for answer in decoded),
+        "right": "".join(str(int(value)) for value in world.is_right(decoded)),
+        "seconds": seconds,
+    }
+
+
+def _facts(measured: Row, right: dict[str, np.ndarray], name: str, control: str) -> Row:
+    accepted, discarded = measured["accepted"], measured["discarded"]
     facts: Row = {
         "accuracy": float(right[name].mean()),
-        "tokens": (accepted + discarded) / len(decoded),
+        "tokens": (accepted + discarded) / len(right[name]),
         "discarded_share": discarded / accepted,
-        "trigger_rate": sum(answer.triggers for answer in decoded) / sentences,
-        "right": "".join(str(int(value)) for value in right[name]),
+        "trigger_rate": measured["triggers"] / measured["sentences"],
+        "right": measured["right"],
         "control": control,
     }
     for other in dict.fromkeys((control, "plain")):
@@ -317,28 +378,30 @@ def _facts(decoded: Sequence[Decoded], right: dict[str, np.ndarray], name: str, 
     return facts
 
 
-def _laws(world: _World, edit: HeadEdit) -> list[Row]:
+def _laws(world: _World, edit: HeadEdit, kept: Kept) -> list[Row]:
     """One sentence steered, whatever its entropy: who gained over drawing the same sentence again."""
-    rows = []
-    plain = world.right(Policy())
-    for number in range(1, SENTENCES + 1):
-        steered = world.decode(Policy(ALWAYS, edit, first=number, last=number))
-        again = world.right(Policy(ALWAYS, first=number, last=number))
-        right = world.is_right(steered)
-        entropy = lookaheads(steered, number)
-        known = np.isfinite(entropy)
-        rows.append(
-            {
-                "sentence": number,
-                "gain": float((right - again).mean()),
-                "stderr": float((right - again).std(ddof=1) / len(right) ** 0.5),
-                "resample_gain": float((again - plain).mean()),
-                "entropy": [round(float(value), 4) for value in entropy[known]],
-                "steer_minus_again": [int(value) for value in (right - again)[known]],
-                "again_minus_plain": [int(value) for value in (again - plain)[known]],
-            }
-        )
-    return rows
+    plain = np.array(kept.get("law plain", lambda: world.right(Policy()).tolist()))
+    return [
+        kept.get(f"law {number}", partial(_law, world, edit, plain, number))
+        for number in range(1, SENTENCES + 1)
+    ]
+
+
+def _law(world: _World, edit: HeadEdit, plain: np.ndarray, number: int) -> Row:
+    steered = world.decode(Policy(ALWAYS, edit, first=number, last=number))
+    again = world.right(Policy(ALWAYS, first=number, last=number))
+    right = world.is_right(steered)
+    entropy = lookaheads(steered, number)
+    known = np.isfinite(entropy)
+    return {
+        "sentence": number,
+        "gain": float((right - again).mean()),
+        "stderr": float((right - again).std(ddof=1) / len(right) ** 0.5),
+        "resample_gain": float((again - plain).mean()),
+        "entropy": [round(float(value), 4) for value in entropy[known]],
+        "steer_minus_again": [int(value) for value in (right - again)[known]],
+        "again_minus_plain": [int(value) for value in (again - plain)[known]],
+    }
 
 
 def probes_by_sentence(acts: HeadActivations) -> list[Row]:

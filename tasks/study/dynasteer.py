@@ -1,12 +1,14 @@
 """The study of `dynasteer` as steps: the planted truth, and a whole pipeline for each seed of the small world.
 
-A seed's reasoner and its results are steps of their own, so a study that was killed does only what is missing.
+A seed's reasoner and its results are steps of their own, and the latter keeps each policy that it has measured: a
+study that was killed does only what is missing.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +26,7 @@ from tasks.study.dynasteer_config import DynaSteerStudy
 
 logger = logging.getLogger("seedloom")
 VERSION = "1"
-RESULT = "result.json"
+RESULT, PARTS = "result.json", ".parts"
 ALL_PARTS = ("planted", "world", "model")
 
 
@@ -75,7 +77,8 @@ def study_world(
     with _one_thread():
         loaded = load_causal_lm(model.expect("model")).requires_grad_(False)
         plan = WorldPlan(problems, select, test, laws)
-        row = run_world(loaded, seed, plan, logger.info)
+        row = run_world(loaded, seed, plan, logger.info, out / PARTS)
+    shutil.rmtree(out / PARTS)
     seconds = row.pop("seconds")
     _write(out / RESULT, row)
     policies = row["policies"]
