@@ -25,6 +25,7 @@ from methods.pmatic.tree import KINDS, LARGEST, CodeTree
 
 CODEC_MAGIC = b"PMC\x01"
 ROWS = 16  # chunks that are decoded side by side
+BOUNDARY_BITS = 56.0  # of a boundary in `to_bytes`: its place and two probabilities
 MOST_DECODED = 1 << 34  # bytes that an archive may claim to hold
 NO_FINGERPRINT = bytes(16)
 
@@ -121,7 +122,14 @@ class PMATICCodec:
             ConfigError: no bound.
         """
         self._tree = tree
-        self._synchroniser = plan_design(log_odds, self.Delta, self.design, delta=self.delta, r=self.r)
+        self._synchroniser = plan_design(
+            log_odds,
+            self.Delta,
+            self.design,
+            delta=self.delta,
+            r=self.r,
+            boundary_bits=BOUNDARY_BITS,
+        )
         if self.helper_kind == "fixed":
             self._helper = Helper(fixed=min(max(round(ONE * base_share(self._synchroniser)), 1), ONE - 1))
         elif log_odds is not None:

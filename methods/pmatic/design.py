@@ -25,6 +25,7 @@ START_SHARE = 0.005
 FEW_POINTS = 20  # an interval with fewer calibration points keeps its middle
 CELL_POINTS = 200  # fewest calibration points of a cell that dynamic programming may choose
 OFFSETS = 8
+WIDER = (1.0, 1.6, 2.5, 4.0)
 OFFSET_POINTS = 50_000  # calibration points that choose the offset of the cells
 
 
@@ -38,6 +39,7 @@ def plan_design(
     width: float | None = None,
     grid: int | None = None,
     rounds: int = 4,
+    boundary_bits: float = 0.0,
 ) -> Synchroniser:
     """A synchroniser for a bound, fitted to calibration events.
 
@@ -50,6 +52,8 @@ def plan_design(
         r: radius of base PMATIC's bins; None takes the best on the calibration events.
         width: of the cells of "uniform"; None takes the minimiser of its distribution-free bound.
         grid, rounds: of "dp": candidates for boundaries (None: n / 150, at most 300), and alternations with pi.
+        boundary_bits: what a boundary costs where the design travels with the data; "companded" then widens its cells
+            until fewer of them do not pay for as many events as calibration has. 0 counts redundancy alone.
 
     Raises:
         ConfigError: no bound, or one that is not above 0; r that is not above 2 delta or no half of 1/m.
@@ -70,7 +74,7 @@ def plan_design(
         return _equal_cells(x, bound, width)
     if design not in DESIGNS:
         raise ConfigError(f"design = {design!r}: choose one of {', '.join(DESIGNS)}")
-    chosen = _companded(x, bound)
+    chosen = _companded(x, bound, boundary_bits)
     if design == "companded" or x is None or not len(x):
         return chosen
     # Dynamic programming overfits: it must beat companding on events that it has not seen.
@@ -126,15 +130,16 @@ def companding_width(x: np.ndarray, Delta: float, share: float) -> np.ndarray:
     return np.asarray(np.maximum((24 * Delta * odds / (p * (1 - p))) ** (1 / 3), 4.02 * Delta))
 
 
-def companded_boundaries(Delta: float, share: float, offset: float = 0.5) -> list[float]:
+def companded_boundaries(Delta: float, share: float, offset: float = 0.5, wider: float = 1.0) -> list[float]:
     """Boundaries out to +-11 whose distances follow w(x).
 
     Args:
         Delta: the bound. share: P(helper = 1).
         offset: of the first boundary right of 0, in cells; 0.5 puts a cell around 0, symmetric.
+        wider: factor on w(x).
     """
     line = np.linspace(0, OUTER, 4001)
-    density = 1 / companding_width(line, Delta, share)
+    density = 1 / (wider * companding_width(line, Delta, share))
     cells = np.concatenate([[0], np.cumsum((density[1:] + density[:-1]) / 2 * np.diff(line))])
     right = np.interp(np.arange(offset, cells[-1], 1), cells, line) if cells[-1] > offset else np.empty(0)
     left = (
@@ -143,24 +148,30 @@ def companded_boundaries(Delta: float, share: float, offset: float = 0.5) -> lis
     return [float(t) for t in (*-left[::-1], *right)]
 
 
-def _companded(x: np.ndarray | None, bound: int) -> Synchroniser:
+def _companded(x: np.ndarray | None, bound: int, boundary_bits: float = 0.0) -> Synchroniser:
     Delta = bound * UNIT
     if x is None or not len(x):
         return _from_boundaries(companded_boundaries(Delta, START_SHARE), bound, None)
     few = x[:: max(1, len(x) // OFFSET_POINTS)]
+    price = boundary_bits / len(x)
+
+    def whole_cost(found: Synchroniser, events: np.ndarray) -> float:
+        return _cost(found, events) + price * (len(found.edges) // 2)
+
     best: tuple[float, list[float]] | None = None
-    for offset in (0.5, *(i / OFFSETS for i in range(OFFSETS) if 2 * i != OFFSETS)):
-        share = START_SHARE
-        for _ in range(3):
-            boundaries = companded_boundaries(Delta, share, offset)
-            found = _from_boundaries(boundaries, bound, few)
-            share = min(max(found.redundancy(few)["helper_rate"], 1 / (len(few) + 2)), 0.49)
-        if best is None or _cost(found, few) < best[0]:
-            best = _cost(found, few), boundaries
+    for wider in WIDER if boundary_bits else WIDER[:1]:
+        for offset in (0.5, *(i / OFFSETS for i in range(OFFSETS) if 2 * i != OFFSETS)):
+            share = START_SHARE
+            for _ in range(3):
+                boundaries = companded_boundaries(Delta, share, offset, wider)
+                found = _from_boundaries(boundaries, bound, few)
+                share = min(max(found.redundancy(few)["helper_rate"], 1 / (len(few) + 2)), 0.49)
+            if best is None or whole_cost(found, few) < best[0]:
+                best = whole_cost(found, few), boundaries
     assert best is not None
     chosen = _from_boundaries(best[1], bound, x)
     alone = fit_probabilities(Synchroniser.windows([], bound), x)  # one cell: valid where no boundary pays
-    return alone if _cost(alone, x) < _cost(chosen, x) else chosen
+    return alone if whole_cost(alone, x) < whole_cost(chosen, x) else chosen
 
 
 # -- equal cells ----------------------------------------------------------------------------------------------------

@@ -209,6 +209,17 @@ def _sizes(rows: Rows) -> list[Claim]:
             )
         )
     measured = bits("ours_measured")
+    for peer in ("xz", "zstd", "brotli"):
+        known = by_seed(peers, "bits_per_byte", peer=peer, known=True)
+        found.append(
+            Claim(
+                f"sizes/measured_minus_{peer}",
+                f"ours at the measured bound less {peer} with the same text known, bits a byte",
+                tuple(a - b for a, b in zip(measured, known, strict=True)),
+                0.0,
+                "<=",
+            )
+        )
     ppmd = by_seed(peers, "bits_per_byte", peer="ppmd", known=True)
     found.append(
         Claim(

@@ -104,6 +104,14 @@ def test_designs_cost_what_they_should(log_odds: np.ndarray) -> None:
     )
 
 
+def test_boundaries_that_do_not_pay_for_their_place_are_left_out(log_odds: np.ndarray) -> None:
+    free, priced = (plan_design(log_odds, 4e-6, boundary_bits=bits) for bits in (0.0, 56.0))
+    few, many = len(priced.edges) // 2, len(free.edges) // 2
+    assert 3 < few < many / 1.5
+    cost = {found: found.redundancy(log_odds)["total"] * len(log_odds) for found in (free, priced)}
+    assert cost[priced] + 56 * few < cost[free] + 56 * many
+
+
 def test_base_pmatic_is_the_papers(log_odds: np.ndarray) -> None:
     found = plan_design(None, design="uniform_p", delta=1e-3, r=0.05)
     assert found.kind == "tv"
