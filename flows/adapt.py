@@ -29,7 +29,7 @@ from tasks.train.steps import replay_trace
 def check(config: AdaptConfig) -> None:
     """Refuse a missing model or one without rotary positions, text that is not there, and a foreign output folder."""
     existing("model", config.model)
-    check_adaptable(Path(config.model).expanduser(), config)
+    check_adaptable(Path(config.model).expanduser())
     check_corpus(corpus_settings(config.text))
     rows_a_device(config.batch_size)
     check_output(Path(config.output), [Path(config.model), Path(config.text.source)])

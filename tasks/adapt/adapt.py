@@ -7,7 +7,6 @@ and ends with the same bytes.
 from __future__ import annotations
 
 import shutil
-import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,13 +14,10 @@ from typing import Any, ClassVar
 
 import torch
 from torch.optim import AdamW
-from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import Dataset
 from transformers import set_seed
 
-from methods.common.dtype import compute_device, resolve_dtype
 from methods.common.errors import DataError, NumericalError
-from methods.common.schedules import warm_flat_decay
 from methods.merge_early_stop import latest_resumable_checkpoint
 from methods.rope_psd import RopePSDConfig, RopePSDTrainer, check_rope, pose_rows, set_rope
 from tasks.adapt.config import AdaptSettings, LongText
@@ -32,14 +28,14 @@ from tasks.pretrain.corpus import build_corpus, load_record, load_rows
 from tasks.pretrain.pretrain import Curves, HeldOut, PackedRows
 from tasks.quiet import quiet_progress
 from tasks.reference import Reference
-from tasks.train.checkpoints import open_checkpoints, rows_a_device
+from tasks.train.checkpoints import open_checkpoints
 from tasks.train.expert_folder import write_json
 from tasks.train.loading import load_tokenizer
 from tasks.train.quiet_trainer import no_chatter, quieten
 from tasks.train.trace import Row, write_trace
+from tasks.train.trainer_arguments import computes_in_half, scheduled, trainer_arguments
 
 RECORD = "adapt.json"
-LOGGED = 2_000  # rows of the training curve at most
 VIEWS: dict[str, dict[str, Any]] = {
     "psd-skip": {"perturbation": "skip"},
     "psd-cyclic": {"perturbation": "cyclic"},
@@ -195,11 +191,7 @@ def adapt(
 def _trainer(
     model: Any, settings: AdaptSettings, rows: Any, context: int, curves: _Curves, checkpoints: Path
 ) -> RopePSDTrainer:
-    device = compute_device()
-    curves.autocast = settings.dtype == "bfloat16" or (
-        (settings.dtype == "auto" and device.type != "cpu")
-        and resolve_dtype("auto", device) == torch.bfloat16
-    )
+    curves.autocast = computes_in_half(settings.dtype)
     steps, psd = settings.max_steps, settings.method.startswith("psd")
     packed: Any = PackedRows(rows, steps * settings.batch_size, settings.seed)
     if settings.method == "pose-rows":
@@ -207,39 +199,19 @@ def _trainer(
     optimiser = AdamW(
         model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=settings.weight_decay
     )
-    factor = warm_flat_decay(steps, round(settings.warmup_share * steps), round(settings.decay_share * steps))
     trainer = RopePSDTrainer(
         model=model,
         args=RopePSDConfig(
+            **trainer_arguments(settings, checkpoints),
             **VIEWS[settings.method],
             kl_weight=settings.kl_weight if psd else 0.0,
             max_skip=settings.max_skip,
             # LongCE's short context, 4,096 tokens with a stride of 1,024 at 64k, at any length.
             long_ce_context=min(4096, max(2, context // 4)),
             long_ce_stride=min(1024, max(1, context // 16)),
-            output_dir=str(checkpoints),
-            max_steps=steps,
-            per_device_train_batch_size=rows_a_device(settings.batch_size),
-            max_grad_norm=settings.clip,
-            activation_checkpointing=settings.gradient_checkpointing,
-            bf16=curves.autocast,
-            use_cpu=device.type == "cpu",
-            train_sampling_strategy="sequential",
-            remove_unused_columns=False,
-            dataloader_pin_memory=torch.cuda.is_available(),
-            logging_strategy="steps",
-            logging_steps=max(1, steps // LOGGED),
-            logging_nan_inf_filter=False,
-            save_strategy="steps",
-            save_steps=settings.checkpoint_every,
-            save_total_limit=2,
-            report_to="none",
-            disable_tqdm=not sys.stderr.isatty(),
-            seed=settings.seed,
-            data_seed=settings.seed,
         ),
         train_dataset=packed,
-        optimizers=(optimiser, LambdaLR(optimiser, factor)),
+        optimizers=scheduled(optimiser, settings),
         callbacks=[curves],
     )
     quieten(trainer)

@@ -12,7 +12,7 @@ from methods.common.dtype import compute_device, resolve_dtype
 from methods.common.errors import DataError
 from methods.rope_psd import check_rope, evaluate_positions, position_report, set_rope, view_gap
 from methods.rope_psd.ruler import Material, split_sentences
-from tasks.adapt.config import AdaptSettings, PositionSettings
+from tasks.adapt.config import PositionSettings
 from tasks.load_model import load_causal_lm
 from tasks.one_model import one_model_at_a_time
 from tasks.prepare.models import check_model_folder
@@ -25,7 +25,7 @@ ANSWERS = "answers.json"
 GAPS = (0.25, 1.0, 4.0)  # of the target length
 
 
-def check_adaptable(folder: Path, settings: AdaptSettings) -> None:
+def check_adaptable(folder: Path) -> None:
     """Refuse a model without plain rotary positions, before any work starts.
 
     Raises:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import shutil
-import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,13 +18,10 @@ import numpy as np
 import torch
 from torch import nn
 from torch.optim import AdamW
-from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import Dataset
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments, set_seed
 
-from methods.common.dtype import compute_device, resolve_dtype
 from methods.common.errors import DataError
-from methods.common.schedules import warm_flat_decay
 from methods.merge_early_stop import latest_resumable_checkpoint
 from methods.span_norm import SpanNormConfig, SpanNormForCausalLM, parameter_groups
 from tasks.one_model import one_model_at_a_time
@@ -34,13 +30,13 @@ from tasks.pretrain.corpus import load_record, load_rows
 from tasks.pretrain.model_card import model_card
 from tasks.quiet import quiet_progress
 from tasks.reference import Reference
-from tasks.train.checkpoints import open_checkpoints, rows_a_device
+from tasks.train.checkpoints import open_checkpoints
 from tasks.train.expert_folder import write_json
 from tasks.train.quiet_trainer import no_chatter, quieten
 from tasks.train.trace import Row, write_trace
+from tasks.train.trainer_arguments import computes_in_half, scheduled, trainer_arguments
 
 RECORD = "pretrain.json"
-LOGGED = 2_000  # rows of the training curve at most
 VALIDATION_BATCH = 16
 
 
@@ -278,42 +274,15 @@ class Curves(TrainerCallback):
 def _trainer(
     model: SpanNormForCausalLM, settings: PretrainSettings, rows: Any, curves: Curves, checkpoints: Path
 ) -> Trainer:
-    device = compute_device()
-    curves.autocast = settings.dtype == "bfloat16" or (
-        (settings.dtype == "auto" and device.type != "cpu")
-        and resolve_dtype("auto", device) == torch.bfloat16
-    )
-    steps = settings.max_steps
+    curves.autocast = computes_in_half(settings.dtype)
     optimiser = AdamW(
         parameter_groups(model, settings.learning_rate, settings.weight_decay), betas=(0.9, 0.95)
     )
-    factor = warm_flat_decay(steps, round(settings.warmup_share * steps), round(settings.decay_share * steps))
     trainer = Trainer(
         model=model,
-        args=TrainingArguments(
-            output_dir=str(checkpoints),
-            max_steps=steps,
-            per_device_train_batch_size=rows_a_device(settings.batch_size),
-            max_grad_norm=settings.clip,
-            activation_checkpointing=settings.gradient_checkpointing,
-            bf16=curves.autocast,
-            use_cpu=device.type == "cpu",
-            train_sampling_strategy="sequential",
-            remove_unused_columns=False,
-            dataloader_pin_memory=torch.cuda.is_available(),
-            logging_strategy="steps",
-            logging_steps=max(1, steps // LOGGED),
-            logging_nan_inf_filter=False,
-            save_strategy="steps",
-            save_steps=settings.checkpoint_every,
-            save_total_limit=2,
-            report_to="none",
-            disable_tqdm=not sys.stderr.isatty(),
-            seed=settings.seed,
-            data_seed=settings.seed,
-        ),
-        train_dataset=PackedRows(rows, steps * settings.batch_size, settings.seed),
-        optimizers=(optimiser, LambdaLR(optimiser, factor)),
+        args=TrainingArguments(**trainer_arguments(settings, checkpoints)),
+        train_dataset=PackedRows(rows, settings.max_steps * settings.batch_size, settings.seed),
+        optimizers=scheduled(optimiser, settings),
         callbacks=[curves],
     )
     quieten(trainer)

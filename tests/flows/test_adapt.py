@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from flows.adapt_config import AdaptConfig
+from flows.registry import entry
+from methods.common.errors import DataError
 from tests.flows.tiny_lifecycle import environment, seedloom
 from tests.tiny_models import tiny_llama, toy_text
 
@@ -29,12 +32,17 @@ def test_a_model_becomes_one_for_longer_text(tmp_path: Path) -> None:
     assert set(found) == {"before", "after psd-skip"}
     assert set(found["before"]) >= {"tokens_260", "gap_260", "standard_ce"}
 
-    for more, says in (
-        (("--model", "nowhere"), "nowhere does not exist"),
-        (("--model", "llama", "--text.source", "nowhere.txt"), "there is no such file"),
-        (("--model", "llama", "--output", "llama"), "overlap"),
+
+def test_mistakes_are_told_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    tiny_llama(tmp_path / "llama")
+    text = toy_text(tmp_path / "text.jsonl")
+    for values, says in (
+        ({"model": "nowhere"}, "model: nowhere does not exist"),
+        ({"text": {"source": "nowhere.txt"}}, "there is no such file"),
+        ({"output": "llama"}, "overlap"),
     ):
-        done = seedloom("run", "adapt", *given, *more, env=env, cwd=tmp_path)
-        assert done.returncode == 2, done.stdout
-        assert says in done.stderr
-        assert len(done.stderr.strip().splitlines()) == 1
+        given = {"model": "llama", "text": {"source": str(text)}, "output": "made"}
+        config = AdaptConfig.model_validate(given | values)
+        with pytest.raises(DataError, match=says):
+            entry("adapt").check(config)

@@ -141,18 +141,18 @@ def test_models_without_rotation_are_refused_before_any_work(tmp_path: Path) -> 
     from tests.tiny_models import tiny_llama
 
     llama = tiny_llama(tmp_path / "llama")
-    check_adaptable(llama, AdaptSettings())
+    check_adaptable(llama)
     GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=300)).save_pretrained(
         tmp_path / "gpt2"
     )
     AutoTokenizer.from_pretrained(llama).save_pretrained(tmp_path / "gpt2")
     with pytest.raises(DataError, match="a gpt2 has no rotary positions"):
-        check_adaptable(tmp_path / "gpt2", AdaptSettings())
+        check_adaptable(tmp_path / "gpt2")
     config = json.loads((llama / "config.json").read_text())
     config["rope_parameters"] = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
     (llama / "config.json").write_text(json.dumps(config))
     with pytest.raises(DataError, match="rotary frequencies are 'dynamic'"):
-        check_adaptable(llama, AdaptSettings())
+        check_adaptable(llama)
 
 
 def test_text_that_is_too_short_is_refused(tmp_path: Path) -> None:
