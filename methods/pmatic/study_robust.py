@@ -163,7 +163,7 @@ def _numbers(report: MismatchReport) -> dict[str, float]:
     return {name: float(value) for name, value in report.as_dict().items() if math.isfinite(value)}
 
 
-DECODERS = ("cached steps", "cached steps, 2 threads", "cached steps, bfloat16")
+DECODERS = ("cached steps", "cached steps, bfloat16", "cached steps, 2 threads")
 
 
 def byte_decoder(name: str, model: Any, window: int) -> Predictor:
