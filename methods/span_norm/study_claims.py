@@ -357,12 +357,12 @@ def _at_depth(rows: Rows, candidate: str, depth: int) -> dict[int, float]:
 
 
 def _smaller(rows: Rows, grid: Rows) -> list[Claim]:
-    """The start 1 / L of both placements, each at its better rate; with the grid also against the best PreNorm."""
+    """The start 1 / L of both placements, each at its best rate here; with the grid also against the best PreNorm."""
     (rate, span), (pre_rate, pre) = best_rate(rows, SPAN_SMALL), best_rate(rows, PRE_SMALL)
     found = [
         Claim(
             f"smaller/loss/{name}",
-            f"held-out loss at the better of these rates ({chosen:g}), {shown(name)}",
+            f"held-out loss at {chosen:g}, {shown(name)}",
             tuple(losses.values()),
             rule="report",
         )
@@ -374,7 +374,7 @@ def _smaller(rows: Rows, grid: Rows) -> list[Claim]:
         rivals |= {min(best, key=lambda name: float(np.mean(list(best[name].values())))): {}}
         rivals = {name: losses or best[name] for name, losses in rivals.items()}
     for name, losses in rivals.items():
-        words = f"SpanNorm started with 1/L is better than {shown(name)}, each at its own best rate, by a paired 95 % "
+        words = f"SpanNorm started with 1/L ({rate:g}) is better than {shown(name)} at its best rate, by a paired 95 % "
         gains = _paired(losses, span)
         found.append(
             Claim(f"smaller/gain_over/{name}", f"{words}interval above 0", gains, 0.0, ">=", "interval")

@@ -290,5 +290,5 @@ def test_the_smaller_start_is_compared_with_the_same_start_and_with_the_best_pre
     assert [name for name in alone if "gain_over" in name] == ["smaller/gain_over/prenorm/inv_depth"]
     runs = runs_of("smaller", PLAN)
     assert {(r.scheme, r.init) for r in runs} == {("span", "inv_depth"), ("prenorm", "inv_depth")}
-    assert {r.rate for r in runs} == {4e-3, 5.66e-3}
+    assert {r.rate for r in runs} == {4e-3}
     assert set(runs) & set(runs_of("range", PLAN))  # trained once
