@@ -3,7 +3,6 @@
 from prefect import flow
 
 from flows.pipeline import open_run
-from flows.stages import only
 from flows.studies.pmatic_config import PmaticConfig
 from flows.task_runner import start
 from tasks.prepare.steps import prepare_model, source_fingerprint
@@ -14,11 +13,11 @@ from tasks.study.pmatic import (
     model_settings,
     parts_of,
     read_rows,
+    settings_of,
     study_part,
     study_text,
     text_settings,
 )
-from tasks.study.pmatic_config import PmaticStudy
 from tasks.tracking import log_input
 
 
@@ -41,11 +40,9 @@ def pmatic(config: PmaticConfig = PmaticConfig()) -> Report:
             {"settings": text_settings(config), "fingerprint": source_fingerprint(config.data)},
         ).result()
         log_input(ctx, ctx.parent_run_id, "text", text.reference, "compression")
-        # Where text and model lie and which other parts are done are no part of a part's identity.
-        own = only(PmaticStudy, config, data="given", model="given", parts=("design",))
         rows, seconds = {}, 0.0
         for part in parts_of(config):
-            inputs = {"part": part, "settings": own, "text": text.reference}
+            inputs = {"part": part, "settings": settings_of(part, config), "text": text.reference}
             if part == "llm":
                 stored = start(
                     prepare_model,

@@ -45,6 +45,22 @@ def parts_of(config: PmaticStudy) -> tuple[Part, ...]:
     return ALL if config.profile == "full" else config.parts
 
 
+# What each part depends on: a part is not done again when another part's settings change.
+OWN: dict[Part, tuple[str, ...]] = {
+    "design": ("seeds", "deltas"),
+    "sizes": ("seeds",),
+    "violations": ("seeds", "streams"),
+    "robust": ("seeds", "files", "file_bytes", "mismatch_tokens", "train_steps"),
+    "llm": ("seeds", "llm_files", "llm_bytes"),
+}
+
+
+def settings_of(part: Part, config: PmaticStudy) -> PmaticStudy:
+    """The settings that count for a part; where text and model lie are none of them."""
+    own = {name: getattr(config, name) for name in OWN[part]}
+    return PmaticStudy.model_validate({**own, "data": "given", "model": "given", "parts": ("design",)})
+
+
 def check_study(config: PmaticStudy) -> None:
     """Refuse text, models and packages that are not there.
 

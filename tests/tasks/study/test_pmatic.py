@@ -14,7 +14,7 @@ from tasks.prepare.config import TextSettings
 from tasks.reference import reference_to
 from tasks.report.pmatic import figures, metrics_and_verdicts, summary_table, tables
 from tasks.study import pmatic as module
-from tasks.study.pmatic import check_study, parts_of, read_rows
+from tasks.study.pmatic import check_study, parts_of, read_rows, settings_of
 from tasks.study.pmatic_config import PmaticStudy
 from tests.tiny_models import sentences
 
@@ -115,6 +115,13 @@ def test_claims_of_a_language_model_are_told_from_its_rows() -> None:
     assert found["llm/cached steps, bfloat16/decoded"].held is False
     assert found["llm/cached steps, bfloat16/overhead"].held is None
     assert found["llm/bits_per_byte"].held is True
+
+
+def test_a_part_is_not_done_again_for_another_parts_settings() -> None:
+    before, after = PmaticStudy(), PmaticStudy(streams=7, model="other", parts=("llm",))
+    assert settings_of("design", before) == settings_of("design", after)
+    assert settings_of("violations", before) != settings_of("violations", after)
+    assert settings_of("design", before) != settings_of("design", PmaticStudy(seeds=(0,)))
 
 
 def test_the_slope_is_that_of_a_power() -> None:
