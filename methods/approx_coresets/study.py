@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from sklearn.cluster import KMeans
+from sklearn.cluster import KMeans, MiniBatchKMeans
 
 from methods.approx_coresets.audit import FITTED, audit, by_band, solution_bank
 from methods.approx_coresets.coreset import ApproxCoreset
@@ -297,9 +297,17 @@ def metric_row(D: Floats, k: int, sizes: Sequence[int], state: int) -> Row:
     return {"part": "metric", "seed": state, "factors": factors}
 
 
-def best_cost(rows: Sequence[Row], costs: Mapping[str, float]) -> float:
-    """The best cost that anything reached."""
-    return min([*costs.values(), *(row["cost"] for row in rows if "cost" in row)])
+def solver_row(X: Floats, k: int, state: int, data: str, planted: float | None = None) -> Row:
+    """Solvers of all points, five starts each: costs, or factors of the planted cost."""
+    found = {
+        "k_means": KMeans(k, n_init=STARTS, random_state=state).fit(X),
+        "mini_batch": MiniBatchKMeans(k, n_init=STARTS, random_state=state).fit(X),
+    }
+    costs = {name: Dense(X, 2).cost(np.asarray(one.cluster_centers_)) for name, one in found.items()}
+    own = solve(summarise("four_term", X, k, min(100 * k, len(X)), state), k, state)[0]
+    costs["four_term"] = Dense(X, 2).cost(own)
+    scale = planted or 1.0
+    return {"part": "solvers", "data": data, "seed": state} | {n: cost / scale for n, cost in costs.items()}
 
 
 def slope(sizes: Sequence[float], values: Sequence[float]) -> float:

@@ -47,6 +47,8 @@ def claims(
         "audit": _audit,
     }
     found = [claim for part, make in makers.items() if part in parts for claim in make(parts[part])]
+    if "solvers" in parts:
+        found += _solvers(parts["solvers"], best)
     if "real" in parts:
         found += _real(parts["real"], best, costs)
     if "stream" in parts:
@@ -132,6 +134,19 @@ def _hard(rows: Rows) -> Iterator[Claim]:
                 at_most(f"{name}/above_full", factor_text, factors, 0.05)
                 if own and size == 500
                 else told(f"{name}/above_full", factor_text, factors)
+            )
+
+
+def _solvers(rows: Rows, best: Mapping[str, float]) -> Iterator[Claim]:
+    for data in sorted({r["data"] for r in rows}):
+        scale = best.get(data, 1.0)
+        for solver in ("k_means", "mini_batch", "four_term"):
+            values = [r[solver] / scale - 1 for r in rows if r["data"] == data]
+            words = "on 100 k points of a coreset" if solver == "four_term" else "on all points"
+            yield told(f"solvers/{data}/{solver}", f"excess of {solver} {words}, {data}", values)
+            median = [float(np.median(values))]
+            yield told(
+                f"solvers/{data}/{solver}/median", f"median excess of {solver} {words}, {data}", median
             )
 
 

@@ -95,6 +95,8 @@ def tables(parts: Parts, costs: Costs) -> dict[str, pd.DataFrame]:
         found["line"] = pd.DataFrame(rows)
     if "hard" in parts:
         found["hard"] = pd.DataFrame(parts["hard"]).drop(columns="part")
+    if "solvers" in parts:
+        found["solvers"] = pd.DataFrame(parts["solvers"]).drop(columns="part")
     if "audit" in parts:
         rows = [
             {"size": row["size"], "seed": row["seed"], "factor": name, **band}

@@ -59,7 +59,7 @@ THESIS = (
 THESIS_ROWS = 10_000
 PEERS = ("coresets", "bico")
 # Parts that read the data, and those that bring their own.
-ON_DATA = ("real", "audit", "stream", "thesis", "peers")
+ON_DATA = ("real", "audit", "stream", "thesis", "solvers", "peers")
 PATIENCE_SECONDS = 600
 
 
@@ -89,7 +89,7 @@ def parts_of(config: ApproxCoresetsStudy) -> tuple[str, ...]:
     if config.profile == "default":
         return config.parts
     rest = ("peers",) if config.peers_python else ()
-    return ("line", "skewed", "hard", "metric", "real", "audit", "stream", "thesis", *rest)
+    return ("line", "skewed", "hard", "metric", "real", "audit", "stream", "thesis", "solvers", *rest)
 
 
 def seeds_of(config: ApproxCoresetsStudy) -> tuple[int, ...]:
@@ -294,6 +294,13 @@ def units_of(
     if part in plain:
         yield from plain[part]()
         return
+    if part == "solvers":
+        X = points_of(points, "data")
+        for s in seeds[:3]:
+            yield f"solvers data seed={s}", lambda s=s: [study.solver_row(X, k, s, "data")]
+        for s in range(2 * len(seeds)):
+            yield f"solvers skewed seed={s}", lambda s=s: [_solvers_on_skewed(s)]
+        return
     for name in sets_of(part):
         X, count = points_of(points, name), OWN_SETS.get(name, k)
         bank, costs = load_reference(banks[name])
@@ -380,6 +387,11 @@ def peer_summary(
             raise DataError(f"peers_python={python}: {peer} failed ({said})")
         with np.load(place / "out.npz", allow_pickle=False) as arrays:
             return arrays["points"], arrays["weights"]
+
+
+def _solvers_on_skewed(state: int) -> Row:
+    X, labels = study.skewed_mixture(state)
+    return study.solver_row(X, 21, state, "skewed", study.planted_cost(X, labels))
 
 
 def _metric(state: int) -> Row:

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from tasks.config import Config
 
-Part = Literal["line", "skewed", "hard", "metric", "real", "audit", "stream", "thesis", "peers"]
+Part = Literal["line", "skewed", "hard", "metric", "real", "audit", "stream", "thesis", "solvers", "peers"]
 
 
 class ApproxCoresetsStudy(Config):
@@ -21,11 +21,12 @@ class ApproxCoresetsStudy(Config):
         "default", description="default: the parts below within minutes; full: every part, twice the seeds"
     )
     parts: tuple[Part, ...] = Field(
-        ("line", "skewed", "hard", "metric", "real", "audit", "stream", "thesis"),
+        ("line", "skewed", "hard", "metric", "real", "audit", "stream", "thesis", "solvers"),
         min_length=1,
         description="line: exact optima in one dimension; skewed: tiny clusters and a far one; hard: the authors' "
         "instance; metric: distances only; real: curves on real data; audit: good and bad solutions; stream: merge "
-        "and reduce; thesis: distortion against rho; peers: other packages, needs `peers_python`",
+        "and reduce; thesis: distortion against rho; solvers: k-means and its mini-batch form on all rows; peers: "
+        "other packages, needs `peers_python`",
     )
     n_clusters: int = Field(20, ge=2, le=10_000, description="Clusters k of the data above")
     multiples: tuple[int, ...] = Field(

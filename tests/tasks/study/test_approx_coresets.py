@@ -88,6 +88,7 @@ def measured(table: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dic
         for n in (210, 420)
         for s in range(3)
     ]
+    rows["solvers"] = [study.solver_row(np.load(table), 4, s, "data") for s in range(2)]
     monkeypatch.undo()
     return rows, {name: load_reference(bank)[1] for name, bank in banks.items()}
 
@@ -98,7 +99,7 @@ def test_every_part_is_told_with_numbers_bars_and_pictures(measured: Any) -> Non
     json.dumps(metrics, allow_nan=False)
     assert len(verdicts) == sum("bar" in claim for claim in metrics["claims"].values())
     names = set(metrics["claims"])
-    for part in ("line", "skewed", "hard", "metric", "real", "audit", "stream", "thesis", "peers"):
+    for part in ("line", "skewed", "hard", "metric", "real", "audit", "stream", "thesis", "solvers", "peers"):
         assert any(name.startswith(f"{part}/") for name in names), part
     assert metrics["claims"]["skewed/four_term/worst"]["held"] is False
     assert metrics["claims"]["hard/alpha3/formula"]["held"] is True
