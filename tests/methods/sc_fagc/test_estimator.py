@@ -16,7 +16,7 @@ from methods.common.errors import ConfigError, DataError
 from methods.sc_fagc import SCFAGC, clustering_scores
 
 
-@parametrize_with_checks([SCFAGC()])
+@parametrize_with_checks([SCFAGC(n_init=2)])
 @pytest.mark.filterwarnings("ignore")
 def test_scikit_learns_checks(estimator: Any, check: Any) -> None:
     check(estimator)

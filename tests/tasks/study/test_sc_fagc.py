@@ -21,7 +21,7 @@ from tasks.study.sc_fagc_config import ScFagcStudy
 
 def few_digits() -> Samples:
     whole = bundled_digits()
-    return equal_shares(whole.features[:400], whole.truth[:400], 10, 64)
+    return equal_shares(whole.features[:240], whole.truth[:240], 10, 64)
 
 
 @pytest.fixture
