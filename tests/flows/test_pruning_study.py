@@ -11,6 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 import flows.studies.pruning_representations as study
+import tasks.report.pruning_representations as report
 from flows.studies.pruning_representations_config import PruningRepresentationsConfig
 from flows.task_runner import Finished
 from methods.common.errors import ConfigError, DataError
@@ -45,7 +46,7 @@ def tiny(tmp_path: Path, work: Path) -> PruningRepresentationsConfig:
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The flow without Prefect and MLflow: its steps run here, and what it would publish is kept."""
-    kept: dict[str, Any] = {"ran": []}
+    kept: dict[str, Any] = {"ran": [], "params": {}, "metrics": {}, "traces": {}}
 
     def start(step: Any, _ctx: Any, label: str, inputs: dict[str, Any]) -> Finished:
         kept["ran"].append(label)
@@ -53,7 +54,8 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
     @contextmanager
     def open_run(*_args: Any) -> Iterator[Any]:
-        yield SimpleNamespace(parent_run_id="")
+        client = SimpleNamespace(set_terminated=lambda _run: None)
+        yield SimpleNamespace(parent_run_id="parent", client=client)
 
     def publish(_ctx: Any, _title: str, _folder: Any, *parts: Any, notes: str) -> dict[str, Any]:
         kept["parts"] = parts
@@ -63,8 +65,16 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(study, "start", start)
     monkeypatch.setattr(study, "open_run", open_run)
     monkeypatch.setattr(study, "publish", publish)
-    for name in ("log_input", "log_candidates", "report_folder"):
+    for name in ("log_input", "report_folder"):
         monkeypatch.setattr(study, name, lambda *_args: None)
+    monkeypatch.setattr(report, "candidate_run", lambda _ctx, name: name)
+    for kind in ("params", "metrics", "traces"):
+        log = {"traces": "log_trace"}.get(kind, f"log_{kind}")
+
+        def keep(_ctx: Any, run: str, values: Any, kind: str = kind) -> None:
+            kept[kind][run] = values
+
+        monkeypatch.setattr(report, log, keep)
     return kept
 
 
@@ -82,6 +92,13 @@ def test_from_settings_to_report_twice(tiny: PruningRepresentationsConfig, alone
     assert set(metrics["tasks"]["dense"]) == {*CORE, *CHAT}
     assert metrics["tasks"]["dense"]["cloze"]["kept"] == 1
     assert "Outlook by the probes" in found["notes"]
+    # MLflow's page of comparison opens with the first names: what each is, and what of the dense score it keeps.
+    assert set(alone["params"]) == set(alone["metrics"]) == {"dense", *(r.label for r in tiny.recipes)}
+    for run, values in alone["params"].items():
+        assert sorted(values)[:3] == ["candidate.method", "candidate.stage", "candidate.what"]
+        assert values["candidate.stage"] == ("base" if run == "dense" else "compressed")
+    assert {sorted(values)[0] for values in alone["metrics"].values()} == {"keeps/choice"}
+    assert [row["step"] for row in alone["traces"]["parent"]] == [0, 1, 2, 3]
     first = json.dumps(metrics, sort_keys=True)
     # Everything is found done, and a longer list of recipes adds only its own work.
     more = tiny.model_copy(update={"recipes": (*tiny.recipes, DropRecipe(sublayer="mlp", layers=1, **SMALL))})
