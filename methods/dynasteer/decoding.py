@@ -53,7 +53,7 @@ class Decoded:
     Attributes:
         prompt: its token ids.
         sentences: the accepted ones.
-        finished: whether it ended by an end-of-text token; it reached its budget otherwise.
+        finished: whether it ended by an end-of-text token or by `stop`; it reached its budget otherwise.
     """
 
     prompt: tuple[int, ...]
@@ -221,6 +221,7 @@ class _Batch:
         self.model, self.config, self.policy, self.control = model, config, policy, control
         self.texts, self.ends, self.sentences, self.rows = texts, ends, sentences, rows
         self.delimiter = re.compile(config.delimiter)
+        self.stop = re.compile(config.stop) if config.stop else None
         self.cache = DynamicCache(config=model.config)
         self.slots = max(len(row.decoded.prompt) for row in rows) - 1
         self.mask = torch.zeros(len(rows), self.slots + 64, dtype=torch.long)
@@ -312,7 +313,7 @@ class _Batch:
         row.entropies.append(entropy)
         row.text += self.texts[token]
         row.pending, row.position = token, row.position + 1
-        ended = token in self.ends
+        ended = token in self.ends or (self.stop is not None and self.stop.search(row.text) is not None)
         full = row.accepted + len(row.ids) >= self.config.max_new_tokens
         if not (
             ended

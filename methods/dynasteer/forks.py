@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -167,11 +168,13 @@ def _label(
 ) -> list[list[int]]:
     """How many completions of each fork are right; a fork that ends the answer needs none."""
     ends = end_tokens(model, tokenizer)
+    stop = re.compile(config.stop) if config.stop else None
     rights = [[0] * len(found) for found in forks]
     asked: list[tuple[int, int, list[int], int]] = []
     for place, (trajectory, number, _) in enumerate(places):
         for which, fork in enumerate(forks[place]):
-            if fork[-1] in ends:
+            said = str(tokenizer.decode(list(fork))) if stop is not None else ""
+            if fork[-1] in ends or (stop is not None and stop.search(said)):
                 text = _text(tokenizer, trajectory, [*prefixes[place], *fork])
                 rights[place][which] = n_label * verifier(text, problems[trajectory.problem])
             else:

@@ -31,6 +31,7 @@ class GenConfig:
         max_new_tokens: accepted tokens of an answer; discarded ones do not count.
         delimiter: regular expression over decoded text that ends a sentence.
         max_sentence_tokens: a sentence ends here at the latest.
+        stop: regular expression that ends the answer with the sentence it is found in; empty: only end-of-text does.
         entropy: "full" over the vocabulary, or "topk" over the `entropy_k` most likely tokens, renormalised.
         entropy_k: tokens of the second kind.
         batch_size: prompts side by side.
@@ -43,6 +44,7 @@ class GenConfig:
     max_new_tokens: int = 2048
     delimiter: str = r"\.\n"
     max_sentence_tokens: int = 256
+    stop: str = ""
     entropy: EntropyMode = "full"
     entropy_k: int = 20
     batch_size: int = 32
@@ -61,10 +63,13 @@ class GenConfig:
             raise ConfigError(f"top_k={self.top_k} is negative; 0 draws from all tokens")
         if self.entropy not in ("full", "topk"):
             raise ConfigError(f"entropy={self.entropy!r} is not known; give 'full' or 'topk'")
-        try:
-            re.compile(self.delimiter)
-        except re.error as error:
-            raise ConfigError(f"delimiter={self.delimiter!r} is no regular expression ({error})") from error
+        for name in ("delimiter", "stop"):
+            try:
+                re.compile(getattr(self, name))
+            except re.error as error:
+                raise ConfigError(
+                    f"{name}={getattr(self, name)!r} is no regular expression ({error})"
+                ) from error
 
 
 def token_entropy(logits: Tensor, mode: EntropyMode = "full", k: int = 20) -> Tensor:

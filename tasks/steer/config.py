@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from tasks.config import Config
 
@@ -31,11 +31,13 @@ class QuestionSettings(Config):
         description="Column of what questions share (a template): a group stays in one part and is one unit of the "
         "intervals; empty: every question is its own",
     )
-    instruction: str = Field(
-        default="Solve step by step, one short sentence a line, and end with the answer.",
-        description="Stands after each question; empty adds nothing",
+    template: str = Field(
+        default="What is 3 + 4 + 2?\n3 + 4 = 7\n7 + 2 = 9\n\n"
+        "What is 5 + 6 + 3?\n5 + 6 = 11\n11 + 3 = 14\n\n{question}\n",
+        description="What the model reads, with {question} in its place: worked examples for a base model; for a chat "
+        "model '{question} Think step by step, one sentence a line, and end with the answer.'",
     )
-    chat: bool = Field(default=True, description="Ask through the tokenizer's chat template when it has one")
+    chat: bool = Field(default=False, description="Ask through the tokenizer's chat template when it has one")
     check: Literal["number", "words"] = Field(
         default="number",
         description="number: the last number (or box) of the answer counts; words: its last line",
@@ -45,6 +47,13 @@ class QuestionSettings(Config):
         default=48, ge=2, le=1_000_000, description="Other questions, which the policies are compared on"
     )
     seed: int = Field(default=0, ge=0, le=2**31 - 1, description="Seed of the choice of questions")
+
+    @field_validator("template")
+    @classmethod
+    def _has_a_place(cls, value: str) -> str:
+        if "{question}" not in value:
+            raise ValueError("has no {question}; write it where the question stands")
+        return value
 
 
 class DrawSettings(Config):
@@ -63,6 +72,11 @@ class DrawSettings(Config):
     )
     max_sentence_tokens: int = Field(
         default=256, ge=1, le=1_048_576, description="A sentence ends after so many tokens at the latest"
+    )
+    stop: str = Field(
+        default=r"\n\n",
+        description="Regular expression that ends an answer, for models that would go on with the next question; "
+        "empty: only the end-of-text token does",
     )
     entropy: Literal["full", "topk"] = Field(
         default="full", description="Entropy over the whole vocabulary, or over the 20 most likely tokens"

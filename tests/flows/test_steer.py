@@ -12,20 +12,10 @@ from tests.tasks.steer.planted_folder import write_planted
 from tests.tiny_models import tiny_llama
 
 SMALL = (
-    *("--questions.instruction", "", "--questions.train", "48", "--questions.test", "60"),
+    *("--questions.template", "{question}", "--questions.train", "48", "--questions.test", "60"),
     *("--draw.temperature", "1", "--draw.top_p", "1", "--draw.top_k", "0", "--draw.max_new_tokens", "8"),
-    *(
-        "--draw.delimiter",
-        r"\.\n",
-        "--draw.batch_size",
-        "256",
-        "--heads",
-        "1",
-        "--alpha",
-        "3",
-        "--forks",
-        "4",
-    ),
+    *("--draw.delimiter", r"\.\n", "--draw.stop", "^x^", "--draw.batch_size", "256"),
+    *("--heads", "1", "--alpha", "3", "--forks", "4"),
 )
 
 

@@ -168,6 +168,18 @@ def test_drawn_tokens_have_the_models_probabilities_and_respect_the_cuts() -> No
     assert choose(logits, edge, replace(plain, top_k=2)).unique().tolist() == [1]
 
 
+def test_an_answer_ends_with_the_sentence_that_stop_is_found_in() -> None:
+    model, config = tiny_model("llama"), replace(CONFIG, stop="so|then", max_new_tokens=30)
+    plain = decode(model, TOKENIZER, prompts(12), replace(config, stop=""))
+    stopped = decode(model, TOKENIZER, prompts(12), config)
+    words = {ID["so"], ID["then"]}
+    for whole, cut in zip(plain, stopped, strict=True):
+        first = next((i for i, token in enumerate(whole.ids) if token in words), None)
+        assert cut.ids == (whole.ids if first is None else whole.ids[: first + 1])
+        assert cut.finished or first is None
+    assert sum(len(a.ids) for a in stopped) < sum(len(a.ids) for a in plain)
+
+
 def test_a_delimiter_may_lie_across_tokens() -> None:
     class Letters:
         def decode(self, ids: list[int]) -> str:

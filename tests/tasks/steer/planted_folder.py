@@ -24,7 +24,7 @@ def write_planted(folder: Path, questions: int = 360) -> tuple[Path, Path]:
 
 def settings(source: Path, **changes: Any) -> SteerSettings:
     values: dict[str, Any] = {
-        "questions": {"source": str(source), "instruction": "", "train": 96, "test": 200}
+        "questions": {"source": str(source), "template": "{question}", "train": 96, "test": 200}
         | changes.pop("questions", {}),
         "draw": {
             "temperature": 1.0,
@@ -32,6 +32,7 @@ def settings(source: Path, **changes: Any) -> SteerSettings:
             "top_k": 0,
             "max_new_tokens": 8,
             "delimiter": r"\.\n",
+            "stop": "",
             "batch_size": 512,
         },
         "completions": 2,

@@ -73,10 +73,10 @@ def test_a_chat_template_is_used_when_it_is_wanted(tmp_path: Path) -> None:
             return [1, 2, 3]
 
     row = [{"question": "1?", "answer": "1", "group": "g"}]
-    record = {"instruction": "Think.", "chat": True}
+    record = {"template": "{question}\nThink.", "chat": True}
     assert as_problems(row, record, Chat())[0].prompt == (1, 2, 3)
     assert as_problems(row, {**record, "chat": False}, Chat())[0].prompt == "1?\nThink."
-    assert as_problems(row, {**record, "instruction": ""}, object())[0].prompt == "1?"
+    assert as_problems(row, {**record, "template": "{question}"}, object())[0].prompt == "1?"
 
 
 def test_mistakes_are_told(tmp_path: Path) -> None:
@@ -95,6 +95,8 @@ def test_mistakes_are_told(tmp_path: Path) -> None:
         DataError, match=r"questions.source=bundled:nothing: is not known; give one of bundled:sums"
     ):
         check_questions(QuestionSettings(source="bundled:nothing"))
+    with pytest.raises(ValueError, match=r"has no \{question\}; write it where"):
+        QuestionSettings(template="Q:")
     with pytest.raises(DataError, match="1 questions in 1 groups do not make two parts"):
         build_questions(own(tmp_path / "c.jsonl", rows[:1]), tmp_path / "out")
     with pytest.raises(DataError, match="holds no questions"):

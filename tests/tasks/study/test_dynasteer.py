@@ -2,11 +2,13 @@
 
 import copy
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from methods.common.errors import DataError
+from methods.dynasteer import decode, study
 from methods.dynasteer.study import WorldPlan, run_world
 from methods.dynasteer.study_claims import claims, planted_claims
 from methods.dynasteer.world import train_reasoner
@@ -15,10 +17,13 @@ from tasks.study.dynasteer import check_study, parts_of
 from tasks.study.dynasteer_config import DynaSteerStudy
 
 
+PLAN = WorldPlan(problems=40, select=12, test=30, laws=12, forks=6, completions=1)
+
+
 @pytest.fixture(scope="module")
 def seed() -> dict[str, Any]:
     model = train_reasoner(0, 150, batch=32, rate=1e-2, width=32, layers=2, heads=2)
-    return run_world(model, 0, WorldPlan(problems=40, select=12, test=30, laws=12, forks=6, completions=1))
+    return run_world(model, 0, PLAN)
 
 
 def planted(**changes: float) -> dict[str, Any]:
@@ -68,6 +73,29 @@ def test_a_seed_holds_every_policy_with_its_control(seed: dict[str, Any]) -> Non
     assert seed["chosen"]["steer"] in policies
     best = max((name for name in seed["select"] if name.startswith("steer")), key=seed["select"].get)
     assert best == f"steer {seed['chosen']['steer']}"
+
+
+def test_a_killed_seed_measures_only_what_is_missing(
+    seed: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = 0
+
+    def counted(*arguments: Any, **more: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == stop_at:
+            raise KeyboardInterrupt
+        return decode(*arguments, **more)
+
+    monkeypatch.setattr(study, "decode", counted)
+    model = train_reasoner(0, 150, batch=32, rate=1e-2, width=32, layers=2, heads=2)
+    stop_at = 50
+    with pytest.raises(KeyboardInterrupt):
+        run_world(model, 0, PLAN, folder=tmp_path)
+    calls, stop_at = 0, -1
+    again = run_world(model, 0, PLAN, folder=tmp_path)
+    assert calls < 30
+    assert {**again, "seconds": 0} == {**seed, "seconds": 0}
 
 
 def test_the_report_is_whole(seed: dict[str, Any]) -> None:
