@@ -90,7 +90,9 @@ class SteerSettings(Config):
     questions: QuestionSettings = Field(default=QuestionSettings(), description="Questions and answers")
     draw: DrawSettings = Field(default=DrawSettings(), description="How answers are drawn")
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
-        default="float32", description="Number format of the model; entropies and edits are float32 at least"
+        default="auto",
+        description="Number format of the model; 'auto' takes bfloat16 where the processor computes with it. Entropies "
+        "and edits are float32 at least",
     )
     quantile: float = Field(
         default=0.8,

@@ -40,7 +40,7 @@ class DynaSteerStudy(Config):
     steer: SteerSettings = Field(
         SteerSettings(
             questions=QuestionSettings(train=40, test=60),
-            draw=DrawSettings(max_new_tokens=48),
+            draw=DrawSettings(max_new_tokens=32),
             policies=("plain", "resample", "random", "steer", "caa", "iti"),
         ),
         description="Questions and settings of the real model",

@@ -16,7 +16,6 @@ from tasks.report.dynasteer import figures, metrics_and_verdicts, policies_table
 from tasks.study.dynasteer import check_study, parts_of
 from tasks.study.dynasteer_config import DynaSteerStudy
 
-
 PLAN = WorldPlan(problems=40, select=12, test=30, laws=12, forks=6, completions=1)
 
 
