@@ -77,7 +77,7 @@ def gap_of(row: Mapping[str, Any], name: str, place: int) -> float:
 
 def claims(parts: Mapping[str, Rows]) -> list[Claim]:
     """All claims for which the parts have rows."""
-    small = [row for part in ("main", "ablation", "grid") for row in parts.get(part, ())]
+    small = [row for part in ("main", "ablation", "variants", "grid") for row in parts.get(part, ())]
     found: list[Claim] = []
     if any(row["candidate"] == OWN for row in small):
         found += _views(small, "small", 1)

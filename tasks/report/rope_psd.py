@@ -14,7 +14,7 @@ from tasks.tracking import RunContext, candidate_run, log_metrics, log_params, l
 
 Rows = Sequence[Mapping[str, Any]]
 Parts = Mapping[str, Rows]
-SMALL = ("main", "ablation", "grid")
+SMALL = ("main", "ablation", "variants", "grid")
 WHERE = {"answers": "target length", "answers_beyond": "twice that, with YaRN"}
 DRAWN = ("clm", "clm_longer", "pose", "psd_skip", "psd_cyclic", "nope_view", "chunk_view")
 

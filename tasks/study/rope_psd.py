@@ -55,8 +55,9 @@ WORD_COPIES = 2_000  # more than most words of a text have: byte pairs are merge
 # Sizes that have no part in a base.
 AFTER_BASE = ("steps", "rate", "theta", "depths", "prompts", "held_out")
 DEFAULT_DATA = str(RopePSDStudy.model_fields["data"].default)
-MAIN = ("clm", "clm_longer", "longce", "pose", "pose_rows", "psd_skip", "psd_cyclic", "psd_longce")
-ABLATION = ("nope_view", "chunk_view", "forward_kl")
+MAIN = ("clm", "clm_longer", "pose", "pose_rows", "psd_skip")
+ABLATION = ("nope_view", "chunk_view")
+VARIANTS = ("longce", "psd_cyclic", "psd_longce", "forward_kl")
 REAL = ("clm", "pose", "psd_skip")
 
 
@@ -87,14 +88,14 @@ def check_study(config: RopePSDStudy) -> None:
 
 def parts_of(config: RopePSDStudy) -> tuple[str, ...]:
     """The parts to do; the full profile does all."""
-    return ("main", "ablation", "grid", "real") if config.profile == "full" else config.parts
+    return ("main", "ablation", "variants", "grid", "real") if config.profile == "full" else config.parts
 
 
 def candidates_of(part: str) -> tuple[str, ...]:
     """The candidates of a part."""
     if part == "grid":
         return tuple(name for name in CANDIDATES if "/" in name)
-    return {"main": MAIN, "ablation": ABLATION, "real": REAL}[part]
+    return {"main": MAIN, "ablation": ABLATION, "variants": VARIANTS, "real": REAL}[part]
 
 
 def sizes_of(config: RopePSDStudy) -> Sizes:

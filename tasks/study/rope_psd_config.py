@@ -6,7 +6,7 @@ from pydantic import Field
 
 from tasks.config import Config
 
-Part = Literal["main", "ablation", "grid", "real"]
+Part = Literal["main", "ablation", "variants", "grid", "real"]
 
 
 class RopePSDStudy(Config):
@@ -24,8 +24,9 @@ class RopePSDStudy(Config):
     parts: tuple[Part, ...] = Field(
         ("main", "ablation"),
         min_length=1,
-        description="main: the method and its baselines; ablation: views and directions that the paper rejects; grid: "
-        "weights and gaps; real: view gaps of a given model under the method, plain training and PoSE",
+        description="main: the method, plain training and PoSE; ablation: views that the paper rejects; variants: "
+        "cyclic views, LongCE, the other direction; grid: weights and gaps; real: view gaps of a given model under the "
+        "method, plain training and PoSE",
     )
     seeds: tuple[int, ...] = Field((0, 1, 2), min_length=3, description="Seeds of base, rows and gaps")
     context: int = Field(

@@ -185,5 +185,7 @@ def test_mistakes_are_told_before_any_work(
     with pytest.raises(DataError, match="there is no such file"):
         check_study(tiny(text, parts=("real",), real_text="nowhere.txt"))
     assert parts_of(tiny(text)) == ("main", "ablation")
-    assert len(parts_of(tiny(text, profile="full"))) == 4
-    assert set(candidates_of("main") + candidates_of("ablation") + candidates_of("grid")) == set(CANDIDATES)
+    assert len(parts_of(tiny(text, profile="full"))) == 5
+    assert {name for part in ("main", "ablation", "variants", "grid") for name in candidates_of(part)} == set(
+        CANDIDATES
+    )
