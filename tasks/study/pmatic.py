@@ -178,7 +178,10 @@ def _robust(settings: PmaticStudy, parts: Split, seed: int, out: Path) -> Iterat
         size = min(settings.file_bytes, len(parts.test) // 2)
         starts = np.linspace(0, len(parts.test) - size, settings.files).round().astype(int)
         files = [byte_ids(parts.test[at : at + size]) for at in starts]
-        fit = [byte_ids(parts.calibration[at : at + 4096]) for at in range(0, 16_384, 4096)]
+        fit = [
+            byte_ids(parts.calibration[at : at + 4096])
+            for at in range(0, min(16_384, len(parts.calibration)), 4096)
+        ]
         row = robust_row(
             name,
             byte_decoder(name, model, CONTEXT),
