@@ -33,7 +33,7 @@ def llm_sizes(
     test: bytes,
     calibration: bytes,
     chunk_tokens: int = 4096,
-    calibration_tokens: int = 4096,
+    calibration_tokens: int = 2048,
 ) -> list[dict[str, Any]]:
     """Archives of a text at several bounds: the model scores text and calibration text once for all of them.
 
@@ -83,7 +83,7 @@ def llm_row(
     pair: str,
     files: Sequence[bytes],
     calibration: bytes,
-    mismatch_tokens: int = 256,
+    mismatch_tokens: int = 192,
     calibration_tokens: int = 2048,
 ) -> dict[str, Any]:
     """Short files, written by one pass over each and read by the single steps of one number format."""
