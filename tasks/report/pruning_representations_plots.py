@@ -142,7 +142,7 @@ def plot_tasks(tasks: pd.DataFrame) -> Figure:
     axes.set_xticks(range(len(variants)), list(names_of(variants).values()), rotation=25, ha="right")
     axes.set_title("What a compressed model keeps of the dense score, with 95 % intervals")
     figure.legend(
-        *axes.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False, fontsize=8
+        *axes.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False, fontsize=8
     )
     return figure
 
