@@ -25,6 +25,7 @@ from methods.dynasteer.sampling import GenConfig, TokenTexts, choose, end_tokens
 
 Scope = Literal["fork", "sentence", "always"]
 FIRST, AGAIN = 0, 1
+SAID = 200  # characters that `stop` may look back over
 
 
 @dataclass(frozen=True)
@@ -134,6 +135,7 @@ class _Row:
         self.discarded = 0
         self.restoring: tuple[int, int, int] | None = None  # token, position, first slot of the sentence
         self.done = False
+        self.said = ""  # the end of what was accepted, for `stop`
         self.begin(0)
 
     def begin(self, slot: int) -> None:
@@ -234,6 +236,7 @@ class _Batch:
             table[i, :known] = torch.tensor(row.decoded.prompt[:-1], dtype=torch.long)
             positions[i, :known] = torch.arange(known)
             row.begin(self.slots)
+            row.said = texts[row.pending] if self.stop is not None else ""
         if self.slots:
             control.rows = None
             self._forward(table, positions, self.mask[:, : self.slots])
@@ -313,7 +316,9 @@ class _Batch:
         row.entropies.append(entropy)
         row.text += self.texts[token]
         row.pending, row.position = token, row.position + 1
-        ended = token in self.ends or (self.stop is not None and self.stop.search(row.text) is not None)
+        ended = token in self.ends or (
+            self.stop is not None and self.stop.search(row.said + row.text) is not None
+        )
         full = row.accepted + len(row.ids) >= self.config.max_new_tokens
         if not (
             ended
@@ -342,6 +347,7 @@ class _Batch:
             Sentence(tuple(row.ids), entropy, lookahead, row.triggered, row.discarded)
         )
         row.accepted += len(row.ids)
+        row.said = (row.said + row.text)[-SAID:]
         row.decoded.finished = ended
         row.done = ended or full or len(row.decoded.sentences) == self.sentences
         if self.policy.restore and row.attempt == AGAIN and self.policy.edit is not None and not row.done:

@@ -173,7 +173,7 @@ def _label(
     asked: list[tuple[int, int, list[int], int]] = []
     for place, (trajectory, number, _) in enumerate(places):
         for which, fork in enumerate(forks[place]):
-            said = str(tokenizer.decode(list(fork))) if stop is not None else ""
+            said = str(tokenizer.decode([prefixes[place][-1], *fork])) if stop is not None else ""
             if fork[-1] in ends or (stop is not None and stop.search(said)):
                 text = _text(tokenizer, trajectory, [*prefixes[place], *fork])
                 rights[place][which] = n_label * verifier(text, problems[trajectory.problem])

@@ -31,7 +31,8 @@ class GenConfig:
         max_new_tokens: accepted tokens of an answer; discarded ones do not count.
         delimiter: regular expression over decoded text that ends a sentence.
         max_sentence_tokens: a sentence ends here at the latest.
-        stop: regular expression that ends the answer with the sentence it is found in; empty: only end-of-text does.
+        stop: regular expression over the answer so far (its last 200 characters, with the prompt's last token)
+            that ends it; empty: only end-of-text does.
         entropy: "full" over the vocabulary, or "topk" over the `entropy_k` most likely tokens, renormalised.
         entropy_k: tokens of the second kind.
         batch_size: prompts side by side.

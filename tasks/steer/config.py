@@ -113,7 +113,7 @@ class SteerSettings(Config):
         default=1, ge=1, le=100, description="Patterns a head; paper: 5, released scripts: 1"
     )
     heads: int = Field(default=32, ge=1, le=100_000, description="Attention heads that are steered")
-    alpha: float = Field(default=1.0, ge=0, le=1_000, description="Largest step along a direction")
+    alpha: float = Field(default=3.0, ge=0, le=1_000, description="Largest step along a direction")
     alpha_unit: Literal["sigma", "raw"] = Field(
         default="sigma",
         description="sigma: standard deviations of the right forks, which carries over between models; raw: activation "

@@ -39,9 +39,9 @@ class DynaSteerStudy(Config):
     )
     steer: SteerSettings = Field(
         SteerSettings(
-            questions=QuestionSettings(train=40, test=60),
-            draw=DrawSettings(max_new_tokens=32),
-            policies=("plain", "resample", "random", "steer", "caa", "iti"),
+            questions=QuestionSettings(train=48, test=48),
+            draw=DrawSettings(max_new_tokens=24),
+            policies=("plain", "resample", "random", "steer"),
         ),
         description="Questions and settings of the real model",
     )

@@ -170,14 +170,21 @@ def test_drawn_tokens_have_the_models_probabilities_and_respect_the_cuts() -> No
 
 def test_an_answer_ends_with_the_sentence_that_stop_is_found_in() -> None:
     model, config = tiny_model("llama"), replace(CONFIG, stop="so|then", max_new_tokens=30)
-    plain = decode(model, TOKENIZER, prompts(12), replace(config, stop=""))
-    stopped = decode(model, TOKENIZER, prompts(12), config)
+    asked = [[*prompt, ID[":"]] for prompt in prompts(12)]
+    plain = decode(model, TOKENIZER, asked, replace(config, stop=""))
+    stopped = decode(model, TOKENIZER, asked, config)
     words = {ID["so"], ID["then"]}
     for whole, cut in zip(plain, stopped, strict=True):
         first = next((i for i, token in enumerate(whole.ids) if token in words), None)
         assert cut.ids == (whole.ids if first is None else whole.ids[: first + 1])
         assert cut.finished or first is None
     assert sum(len(a.ids) for a in stopped) < sum(len(a.ids) for a in plain)
+    # What ends an answer may begin in a sentence that was accepted, or in the prompt's last token.
+    across = decode(model, TOKENIZER, asked, replace(config, stop=r"\n(?!$)"))
+    for whole, cut in zip(plain, across, strict=True):
+        first = whole.ids.index(ID[STOP]) if ID[STOP] in whole.ids else len(whole.ids)
+        assert cut.ids == whole.ids[: first + 2]
+    assert all(len(a.ids) == 1 for a in decode(model, TOKENIZER, asked, replace(config, stop=":.")))
 
 
 def test_a_delimiter_may_lie_across_tokens() -> None:
