@@ -167,7 +167,7 @@ def test_the_interval_of_a_known_difference() -> None:
     low, high = paired_interval(even, lost, worst)
     assert 0.4 < low < high < 0.85
     low, high = paired_interval(lost, even, unevenness)
-    assert low > 0.2
+    assert low > 0.1
     low, high = paired_interval(even, even, worst)
     assert (low, high) == (0, 0)
 
