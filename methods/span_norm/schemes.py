@@ -67,7 +67,8 @@ def canonical(scheme: str) -> str:
 def shown(candidate: str) -> str:
     """`scheme/start` as people read it; what further parts say follows: `span/none/warmup100`."""
     scheme, start, *more = candidate.split("/")
-    return ", ".join([SCHEMES[canonical(scheme)].label, STARTS.get(start, start), *more])
+    words = [f"{part.removeprefix('warmup')} warm-up steps" if part.startswith("warmup") else part for part in more]
+    return ", ".join([SCHEMES[canonical(scheme)].label, STARTS.get(start, start), *words])
 
 
 def block_rule(scheme: str, layer: int, layers: int, mix_share: float = 0.25) -> str:

@@ -123,7 +123,7 @@ def test_further_parts_have_a_table_and_a_plot_of_their_own(text: Path, corpus: 
     assert set(data["rates"].part) == {"moderate"}
     assert "span/inv_sqrt_depth/warmup5" in set(data["range"].candidate)
     labels = [text.get_text() for text in drawn["range"].legends[0].get_texts()]
-    assert "SpanNorm, 1/√L, warmup5" in labels
+    assert "SpanNorm, 1/√L, 5 warm-up steps" in labels
     assert "SpanNorm, 1/L" in labels
     # A failed run must not press the others into one line: the right panel shows what is near the best.
     whole, near = drawn["range"].axes
