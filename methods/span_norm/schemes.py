@@ -67,7 +67,9 @@ def canonical(scheme: str) -> str:
 def shown(candidate: str) -> str:
     """`scheme/start` as people read it; what further parts say follows: `span/none/warmup100`."""
     scheme, start, *more = candidate.split("/")
-    words = [f"{part.removeprefix('warmup')} warm-up steps" if part.startswith("warmup") else part for part in more]
+    words = [
+        f"{part.removeprefix('warmup')} warm-up steps" if part.startswith("warmup") else part for part in more
+    ]
     return ", ".join([SCHEMES[canonical(scheme)].label, STARTS.get(start, start), *words])
 
 
