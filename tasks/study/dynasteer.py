@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from methods.dynasteer.study import WorldPlan, run_planted, run_world
 from methods.dynasteer.world import make_tokenizer, train_reasoner
 from tasks.load_model import load_causal_lm
+from tasks.one_thread import one_thread
 from tasks.prepare.config import ModelSettings
 from tasks.quiet import quiet_progress
 from tasks.reference import Reference
@@ -51,7 +51,7 @@ def parts_of(config: DynaSteerStudy) -> tuple[str, ...]:
 @step("study-dynasteer-planted", kind="report", version=VERSION, timeout_seconds=24 * 3600)
 def study_planted(out: Path, *, seed: int) -> dict[str, Any]:
     """The causal positive control."""
-    with _one_thread():
+    with one_thread():
         row = run_planted(seed)
     _write(out / RESULT, row)
     return {"steer": row["steer"], "resample": row["resample"]}
@@ -61,7 +61,7 @@ def study_planted(out: Path, *, seed: int) -> dict[str, Any]:
 def study_reasoner(out: Path, *, seed: int, steps: int) -> dict[str, Any]:
     """Train the small world's reasoner."""
     losses: list[float] = []
-    with _one_thread(), quiet_progress():
+    with one_thread(), quiet_progress():
         model = train_reasoner(seed, steps, on_step=lambda _step, loss: losses.append(loss))
         model.save_pretrained(out)
         make_tokenizer().save_pretrained(out)
@@ -74,7 +74,7 @@ def study_world(
     out: Path, *, seed: int, model: Reference, problems: int, select: int, test: int, laws: int
 ) -> dict[str, Any]:
     """Forks, fit, choice of the strength, every policy, and the two laws, for one reasoner."""
-    with _one_thread():
+    with one_thread():
         loaded = load_causal_lm(model.expect("model")).requires_grad_(False)
         plan = WorldPlan(problems, select, test, laws)
         row = run_world(loaded, seed, plan, logger.info, out / PARTS)
@@ -86,19 +86,6 @@ def study_world(
         **{name: policies[name]["accuracy"] for name in ("plain", "resample", "steer")},
         "timings": {f"{name}_cpu_seconds": value for name, value in seconds.items()},
     }
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """One thread of torch: sums in another order would change a seed's numbers."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _write(path: Path, row: Mapping[str, Any]) -> None:
