@@ -65,11 +65,14 @@ def refined(x: Any, anchors: np.ndarray, steps: int, rng: np.random.RandomState)
     from sklearn.cluster import KMeans
 
     count = REFINE_SAMPLE * len(anchors)
-    part = x if x.shape[0] <= count else x[np.sort(rng.choice(x.shape[0], count, replace=False))]
-    means = KMeans(len(anchors), init=anchors, n_init=1, max_iter=steps, tol=0.0, random_state=rng)
+    rows = slice(None) if x.shape[0] <= count else np.sort(rng.choice(x.shape[0], count, replace=False))
+    part = x[rows].astype(np.float64)  # a copy, which k-means may centre in place
+    means = KMeans(
+        len(anchors), init=anchors, n_init=1, max_iter=steps, tol=0.0, copy_x=False, random_state=rng
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # equal rows: unused anchors are dropped later
-        means.fit(part.astype(np.float64))
+        means.fit(part)
     return np.asarray(means.cluster_centers_)
 
 
