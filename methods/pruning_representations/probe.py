@@ -106,25 +106,17 @@ class RepresentationProbe:
             DataError: no text, texts too short, or models that do not correspond.
             ConfigError: `mode` without or with `other`, another sublayer, no layer, a number out of bounds.
         """
-        if mode not in ("dropped", "pruned"):
-            raise ConfigError(f"mode {mode!r}: give 'dropped' or 'pruned'")
-        if (mode == "pruned") == (other is None):
-            raise ConfigError(f"mode {mode!r}: {'needs' if other is None else 'takes no'} other model")
-        at_least("max_tokens", max_tokens, 1)
-        at_least("max_length", max_length, 1)
-        at_least("steps", steps, 0)
-        layout_of(self.model)
-        count = len(blocks_of(self.model))
-        wanted = set(range(count)) if layers is None else {layer for layer in layers if 0 <= layer < count}
-        if not wanted:
-            raise ConfigError(f"layers: none of this model's; it has 0 to {count - 1}")
+        for field, value, least in (
+            ("max_tokens", max_tokens, 1),
+            ("max_length", max_length, 1),
+            ("steps", steps, 0),
+        ):
+            at_least(field, value, least)
+        kinds: tuple[Probed, ...] = ("attn", "mlp") if sublayer == "all" else (check_probed(sublayer),)
+        wanted = self._wanted(layers)
+        counterfactual = self._counterfactual(mode, other)
         rows, starts = self._rows(texts, max_length, steps)
         picks = _spread(rows, starts, max_tokens)
-        kinds: tuple[Probed, ...] = ("attn", "mlp") if sublayer == "all" else (check_probed(sublayer),)
-        counterfactual = None
-        if other is not None:
-            self._same_vocabulary(other)
-            counterfactual = Counterfactual(self._ready(other), self.model)
         frames = []
         token = 0
         for number, (row, places) in enumerate(zip(rows, picks, strict=True)):
@@ -145,11 +137,34 @@ class RepresentationProbe:
             token += len(places)
         return LayerTable(pd.concat(frames, ignore_index=True), mode, self.temperature, self.final_norm)
 
+    def _wanted(self, layers: Iterable[int] | None) -> set[int]:
+        layout_of(self.model)
+        known = set(range(len(blocks_of(self.model))))
+        wanted = known if layers is None else set(layers)
+        if not wanted or wanted - known:
+            raise ConfigError(
+                f"layers {sorted(wanted)}: give some of this model's, which has 0 to {max(known)}"
+            )
+        return wanted
+
+    def _counterfactual(self, mode: str, other: nn.Module | None) -> Counterfactual | None:
+        if mode not in ("dropped", "pruned"):
+            raise ConfigError(f"mode {mode!r}: give 'dropped' or 'pruned'")
+        if (mode == "pruned") == (other is None):
+            raise ConfigError(f"mode {mode!r}: {'needs' if other is None else 'takes no'} other model")
+        if other is None:
+            return None
+        self._same_vocabulary(other)
+        return Counterfactual(self._ready(other), self.model)
+
+    def _tokens(self, what: str, texts: Sequence[str]) -> list[list[int]]:
+        if isinstance(texts, str) or not len(texts):
+            raise DataError(f"no {what} to probe; give a list of at least one")
+        return [open_tokens(self.tokenizer, text) for text in texts]
+
     def _rows(self, texts: Sequence[str], max_length: int, steps: int) -> tuple[list[list[int]], list[int]]:
         """Token ids of each text, and the first position that may be looked at."""
-        rows = [open_tokens(self.tokenizer, text) for text in texts]
-        if not rows:
-            raise DataError("no texts to probe; give at least one")
+        rows = self._tokens("texts", texts)
         limit = longest_input(self.model.config.to_dict())  # type: ignore[union-attr, operator]
         length = max_length if limit is None else min(max_length, limit - steps)
         rows = [row[: max(1, length)] for row in rows]
@@ -220,12 +235,9 @@ class RepresentationProbe:
         """
         other = self._ready(other)
         self._same_vocabulary(other)
-        if not prompts:
-            raise DataError("no prompts to probe; give at least one")
         at_least("max_new_tokens", max_new_tokens, 1)
         at_least("batch_size", batch_size, 1)
-        rows = [open_tokens(self.tokenizer, prompt) for prompt in prompts]
-        rows = readable(self.model, rows, max_new_tokens)
+        rows = readable(self.model, self._tokens("prompts", prompts), max_new_tokens)
         uniform = torch.rand(max_new_tokens, len(rows), generator=torch.Generator().manual_seed(seed))
         frames: list[pd.DataFrame] = []
         texts: list[tuple[str, str]] = []
@@ -336,11 +348,9 @@ class RepresentationProbe:
         """
         other = self._ready(other)
         self._same_vocabulary(other)
-        if not questions:
-            raise DataError("no questions to probe; give at least one")
         at_least("batch_size", batch_size, 1)
         index = torch.tensor(option_tokens(self.tokenizer, option_strings))
-        rows = readable(self.model, [open_tokens(self.tokenizer, question) for question in questions])
+        rows = readable(self.model, self._tokens("questions", questions))
         order = sorted(range(len(rows)), key=lambda i: (len(rows[i]), i))
         frames = []
         for start in range(0, len(order), batch_size):

@@ -268,7 +268,15 @@ BAD_CALLS: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("layerwise", {"max_length": 0}, ConfigError, "max_length 0: give"),
     ("layerwise", {"steps": -1}, ConfigError, "steps -1: give"),
     ("layerwise", {"steps": 64}, ConfigError, "64 tokens to write: the model reads at most 64"),
-    ("layerwise", {"layers": [3]}, ConfigError, "layers: none of this model's; it has 0 to 2"),
+    (
+        "layerwise",
+        {"layers": [0, 3]},
+        ConfigError,
+        r"layers \[0, 3\]: give some of this model's, which has 0 to 2",
+    ),
+    ("layerwise", {"layers": []}, ConfigError, "give some of this model's"),
+    ("layerwise", {"texts": "5 6 7 8 9"}, DataError, "no texts to probe; give a list"),
+    ("decoding", {"texts": "5 6 7 8 9"}, DataError, "no prompts to probe; give a list"),
     ("layerwise", {"texts": []}, DataError, "no texts to probe"),
     ("layerwise", {"texts": ["5 6 7"]}, DataError, "no text has more than 8 tokens"),
     (
