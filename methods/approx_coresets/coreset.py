@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import sparse
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
 from methods.approx_coresets import sampling
+from methods.approx_coresets.parts import Part, dense, joined, plain, relative_variance, rows_of, with_extra
 from methods.approx_coresets.seeding import Seeds, seed
 from methods.approx_coresets.sizes import coreset_size
 from methods.approx_coresets.space import Floats, Ints, Space, space_of
@@ -24,16 +24,6 @@ from methods.common.errors import ConfigError, DataError
 METHODS = ("sensitivity", "group")
 INITS = ("k-means++", "k-means||", "random")
 METRICS = ("euclidean", "precomputed")
-
-
-@dataclass
-class _Part:
-    """Weighted points of some rows of a stream; `level` says how often they were sampled again."""
-
-    level: int
-    points: Any
-    weights: Floats
-    indices: Ints
 
 
 @dataclass
@@ -151,7 +141,7 @@ class ApproxCoreset(BaseEstimator):
                 f"n_samples={X.shape[0]} should be >= n_clusters={self.n_clusters}; give more rows or fewer clusters"
             )
         built = self._build(X, weights, size, check_random_state(self.random_state))
-        self._parts = [_Part(0 if size >= X.shape[0] else 1, built.points, built.weights, built.indices)]
+        self._parts = [Part(0 if size >= X.shape[0] else 1, built.points, built.weights, built.indices)]
         self._random = check_random_state(self.random_state)
         self._finish(built, size, X.shape[0], float(X.shape[0] if weights is None else weights.sum()))
         return self
@@ -181,10 +171,10 @@ class ApproxCoreset(BaseEstimator):
         kept = self.reduce_factor * size
         rows = np.arange(self.n_seen_, self.n_seen_ + n)
         if n > kept:
-            self._parts.append(self._reduced(_Part(0, X, mass, rows), kept))
+            self._parts.append(self._reduced(Part(0, X, mass, rows), kept))
         else:
             some = np.flatnonzero(mass > 0)  # rows of one's own: the caller may use the batch's memory again
-            self._parts.append(_Part(0, X[some], mass[some], rows[some]))
+            self._parts.append(Part(0, X[some], mass[some], rows[some]))
         self._carry(kept)
         self._finish_stream(size, n, float(mass.sum()))
         return self
@@ -208,12 +198,12 @@ class ApproxCoreset(BaseEstimator):
         merged.n_features_in_ = self.n_features_in_
         merged._random = check_random_state(self.random_state)
         moved = [
-            _Part(p.level, p.points, p.weights, np.where(p.indices < 0, -1, p.indices + self.n_seen_))
+            Part(p.level, p.points, p.weights, np.where(p.indices < 0, -1, p.indices + self.n_seen_))
             for p in other._parts
         ]
         merged._parts = [*self._parts, *moved]
         merged.n_seen_, merged._mass = self.n_seen_ + other.n_seen_, self._mass + other._mass
-        whole = _joined(merged._parts)
+        whole = joined(merged._parts)
         merged._set(whole.points, whole.weights, whole.indices, merged._check_params())
         merged.centers_, merged.seed_cost_, merged.relative_variance_ = None, math.nan, math.nan
         merged.probabilities_ = np.empty(0)
@@ -225,7 +215,7 @@ class ApproxCoreset(BaseEstimator):
         wanted = self._check_params() if size is None else int(size)
         if wanted < 1:
             raise ConfigError(f"size={size}: give at least 1")
-        whole = _joined(self._parts)
+        whole = joined(self._parts)
         if len(whole.weights) > wanted:
             whole = self._reduced(whole, wanted)
         self._parts = [whole]
@@ -277,7 +267,7 @@ class ApproxCoreset(BaseEstimator):
                 points=points,
                 weights=self.weights_,
                 indices=self.indices_,
-                about=np.frombuffer(json.dumps(told, default=_plain).encode(), dtype=np.uint8),
+                about=np.frombuffer(json.dumps(told, default=plain).encode(), dtype=np.uint8),
             )
         return target
 
@@ -302,7 +292,7 @@ class ApproxCoreset(BaseEstimator):
         # Not the numbers again by which it was drawn.
         fresh = None if made.random_state is None else [made.random_state, told["n_seen"]]
         made._random = np.random.RandomState(np.random.MT19937(np.random.SeedSequence(fresh)))
-        made._parts = [_Part(told["level"], points, weights, indices)]
+        made._parts = [Part(told["level"], points, weights, indices)]
         made._set(points, weights, indices, made._check_params())
         made.centers_, made.seed_cost_, made.relative_variance_ = None, math.nan, math.nan
         made.probabilities_, made.guarantee_ = np.empty(0), told["guarantee"]
@@ -397,7 +387,7 @@ class ApproxCoreset(BaseEstimator):
             own = np.ones(n) if weights is None else weights.copy()
             kept = np.flatnonzero(own > 0)
             return _Built(
-                _rows(X, kept, self.metric),
+                rows_of(X, kept, self.metric),
                 own[kept],
                 kept,
                 np.ones(n) if weights is None else own / own.sum(),
@@ -425,12 +415,14 @@ class ApproxCoreset(BaseEstimator):
                 else sampling.cluster_scores(self.scores, seeds, weights)
             )
             taken = sampling.sample(q, weights, size, self.merge_duplicates, random)
-        points = _rows(X, taken.indices, self.metric) if (taken.indices >= 0).all() else _with_extra(X, taken)
+        points = (
+            rows_of(X, taken.indices, self.metric) if (taken.indices >= 0).all() else with_extra(X, taken)
+        )
         found = taken.weights
         if kind == "normalised":
             found = found * ((n if weights is None else weights.sum()) / found.sum())
         elif kind == "voronoi":
-            near, _ = space.nearest(taken.indices if space.metric else _dense(points))
+            near, _ = space.nearest(taken.indices if space.metric else dense(points))
             found = np.bincount(near, weights=weights, minlength=len(found)).astype(np.float64)
         keep = found > 0
         if not keep.all():
@@ -440,15 +432,15 @@ class ApproxCoreset(BaseEstimator):
         if seeds is not None:
             made.seed_cost = float(seeds.costs.sum() if weights is None else seeds.costs @ weights)
             if self.method == "sensitivity" and kind in ("importance", "normalised"):
-                made.variance = _variance(q, seeds, weights, size)
+                made.variance = relative_variance(q, seeds, weights, size)
         return made
 
-    def _reduced(self, part: _Part, size: int) -> _Part:
+    def _reduced(self, part: Part, size: int) -> Part:
         # Between levels the weights must stay unbiased; only what is handed out is weighed as asked.
         weigh = self.weights if self.weights in ("residual", "voronoi") else "importance"
         built = self._build(part.points, part.weights, size, self._random, weigh)
         indices = np.where(built.indices < 0, -1, part.indices[built.indices])
-        return _Part(part.level + 1, built.points, built.weights, indices)
+        return Part(part.level + 1, built.points, built.weights, indices)
 
     def _carry(self, kept: int) -> None:
         """Join parts of one level until no two are left; whole batches below the size are joined as they are."""
@@ -457,12 +449,12 @@ class ApproxCoreset(BaseEstimator):
             last, before = self._parts[-1], self._parts[-2]
             if before.level > last.level and len(last.weights) + len(before.weights) > kept:
                 break
-            self._parts[-2:] = [_joined([before, last])]
+            self._parts[-2:] = [joined([before, last])]
             if len(self._parts[-1].weights) > kept:
                 self._parts[-1] = self._reduced(self._parts[-1], kept)
 
     def _finish_stream(self, size: int, rows: int, mass: float) -> None:
-        whole = _joined(self._parts)
+        whole = joined(self._parts)
         # One number of the stream's chance, however many the draw takes: a coreset that is looked at changes nothing.
         random = np.random.RandomState(self._random.randint(2**31 - 1))
         built = self._build(whole.points, whole.weights, size, random)
@@ -500,54 +492,3 @@ class ApproxCoreset(BaseEstimator):
                 f"1 + {self.eps:g} up to those constants, with constant probability"
             )
         return f"{rule}: empirical; approximation preserving in the measurements, not by a theorem; measure with audit"
-
-
-def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, np.generic) else str(value)
-
-
-def _rows(X: Any, indices: Ints, metric: str) -> Any:
-    if metric == "precomputed":
-        return np.asarray(X[np.ix_(indices, indices)])
-    return X[indices] if sparse.issparse(X) else np.asarray(X[indices])
-
-
-def _dense(points: Any) -> NDArray[Any]:
-    return np.asarray(points.toarray() if sparse.issparse(points) else points, dtype=np.float64)
-
-
-def _with_extra(X: Any, taken: sampling.Sample) -> Any:
-    """Rows of the data, and in the places of index -1 the centres."""
-    points = np.empty((len(taken.indices), X.shape[1]))
-    own = taken.indices >= 0
-    points[own] = _dense(X[taken.indices[own]])
-    points[~own] = taken.extra
-    return points
-
-
-def _joined(parts: list[_Part]) -> _Part:
-    if len(parts) == 1:
-        return parts[0]
-    stack = sparse.vstack if any(sparse.issparse(p.points) for p in parts) else np.concatenate
-    points = stack([p.points for p in parts])
-    return _Part(
-        max(p.level for p in parts),
-        sparse.csr_array(points) if sparse.issparse(points) else points,
-        np.concatenate([p.weights for p in parts]),
-        np.concatenate([p.indices for p in parts]),
-    )
-
-
-def _variance(q: Floats, seeds: Seeds, weights: Floats | None, size: int) -> float:
-    """Variance of cost(Omega, A) over its square, for draws from q."""
-    total = float(seeds.costs.sum() if weights is None else seeds.costs @ weights)
-    if total <= 0:
-        return 0.0
-    square = 0.0
-    for start in range(0, len(q), 65536):
-        part = slice(start, start + 65536)
-        share = seeds.costs[part] / total
-        if weights is not None:
-            share *= weights[part]
-        square += float(np.divide(share**2, q[part], out=np.zeros(len(share)), where=q[part] > 0).sum())
-    return max(0.0, square - 1) / size
