@@ -189,3 +189,16 @@ def test_mistakes_are_told_before_any_work(
     assert {name for part in ("main", "ablation", "variants", "grid") for name in candidates_of(part)} == set(
         CANDIDATES
     )
+
+
+def test_an_interval_that_touches_nothing_holds_nothing(parts: Any) -> None:
+    same = [
+        row | {"candidate": name}
+        for row in parts["main"]
+        if row["candidate"] == "clm"
+        for name in ("clm", "psd_skip")
+    ]
+    held = {claim.name: claim.held for claim in claims({"main": same})}
+    assert held["small/worst_depth"] is True
+    assert held["small/worst_depth/low"] is False
+    assert held["small/view_kl_drop"] is False
