@@ -163,7 +163,11 @@ def _numbers(report: MismatchReport) -> dict[str, float]:
     return {name: float(value) for name, value in report.as_dict().items() if math.isfinite(value)}
 
 
-DECODERS = ("cached steps", "cached steps, bfloat16", "cached steps, 2 threads")
+DECODERS = {
+    "steps": "cached steps",
+    "bfloat16": "cached steps, bfloat16",
+    "threads": "cached steps, 2 threads",
+}
 
 
 def byte_decoder(name: str, model: Any, window: int) -> Predictor:

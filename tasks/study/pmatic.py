@@ -50,7 +50,7 @@ OWN: dict[Part, tuple[str, ...]] = {
     "design": ("seeds", "deltas"),
     "sizes": ("seeds",),
     "violations": ("seeds", "streams"),
-    "robust": ("seeds", "files", "file_bytes", "mismatch_tokens", "train_steps"),
+    "robust": ("seeds", "models", "pairs", "files", "file_bytes", "mismatch_tokens", "train_steps"),
     "llm": ("seeds", "llm_files", "llm_bytes"),
 }
 
@@ -107,7 +107,8 @@ def study_part(
             settings, split(whole, seed), None if model is None else model.expect("model")
         ),
     }[part]
-    seeds = settings.seeds if part in ("design", "sizes", "robust") else settings.seeds[:1]
+    count = {"violations": 1, "llm": 1, "robust": settings.models}.get(part, len(settings.seeds))
+    seeds = settings.seeds[:count]
     rows = [row for seed in seeds for name, work in pieces(seed) for row in _once(out, name, work)]
     seconds = sum(row.pop("seconds", 0.0) for row in rows)
     write_rows(out / f"{part}.jsonl", rows)
@@ -193,10 +194,9 @@ def _robust(settings: PmaticStudy, parts: Split, seed: int, out: Path) -> Iterat
         return [{"seed": seed, **row}]
 
     yield f"robust-{seed}-model", train
-    for name in DECODERS:
-        # Two threads wait for each other at every operator of a small model: one model shows it.
-        if "threads" not in name or seed == settings.seeds[0]:
-            yield f"robust-{seed}-{name}", partial(pair, name)
+    for kind in settings.pairs:
+        if kind != "threads" or seed == settings.seeds[0]:
+            yield f"robust-{seed}-{kind}", partial(pair, DECODERS[kind])
 
 
 def _llm(settings: PmaticStudy, parts: Split, folder: Path | None) -> Iterator[tuple[str, Work]]:

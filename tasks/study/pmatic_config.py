@@ -7,6 +7,7 @@ from pydantic import Field
 from tasks.config import Config
 
 Part = Literal["design", "sizes", "violations", "robust", "llm"]
+Pair = Literal["steps", "bfloat16", "threads"]
 
 
 class PmaticStudy(Config):
@@ -43,6 +44,13 @@ class PmaticStudy(Config):
         description="Bounds of base PMATIC in total variation; ours are 4 times as large, in log-odds",
     )
     streams: int = Field(100, ge=1, le=100_000, description="Texts of 100 bytes for each kind of noise")
+    models: int = Field(3, ge=1, le=100, description="Byte models of the part robust, for the first seeds")
+    pairs: tuple[Pair, ...] = Field(
+        ("steps", "bfloat16", "threads"),
+        min_length=1,
+        description="Who reads in the part robust: single cached steps in float32, in bfloat16, on two threads (first "
+        "model only: on busy cores two threads wait for each other)",
+    )
     files: int = Field(20, ge=1, le=1_000, description="Files of the part robust")
     file_bytes: int = Field(4_096, ge=64, le=65_536, description="Bytes of such a file")
     mismatch_tokens: int = Field(
