@@ -409,7 +409,10 @@ def test_scaled_output_layers(kind: str) -> None:
         ({"chunk_size": 0}, "chunk_size=0"),
         ({"loss_variant": "mse"}, "loss_variant='mse'"),
         ({"clm_view": "perturbed"}, "set kl_weight=0"),
-        ({"long_ce_context": 4, "long_ce_stride": 5}, "long_ce_stride=5: give at least 1, and fewer than long_ce_context=4"),
+        (
+            {"long_ce_context": 4, "long_ce_stride": 5},
+            "long_ce_stride=5: give at least 1, and fewer than long_ce_context=4",
+        ),
     ],
 )
 def test_wrong_settings_are_refused(settings: dict, says: str) -> None:
