@@ -128,7 +128,7 @@ def _views(rows: Rows, name: str, place: int) -> list[Claim]:
     drop = tuple(-change for change in quotient(kl, PLAIN))
     found += [
         Claim(f"{name}/view_kl_drop", "view KL below plain training's at equal steps (share)", drop, 0.25),
-        Claim(f"{name}/view_kl_drop_40", "the same against the issue's bar", drop, 0.40),
+        Claim(f"{name}/view_kl_drop_40", "the same against a stricter bar", drop, 0.40),
         Claim(
             f"{name}/perturbed_ce",
             "loss under the moved view above plain training's (share)",
