@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import GenerationMixin, PreTrainedModel, initialization
+from transformers import GenerationMixin, LlamaConfig, PreTrainedModel, initialization
 from transformers.cache_utils import Cache, DynamicCache
 from transformers.masking_utils import create_causal_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -32,7 +32,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from methods.common.errors import ConfigError, DataError
 from methods.span_norm.block import LayerNorm, NormResidualBlock, RMSNorm
-from methods.span_norm.config import FUNCTION, SpanNormConfig
+from methods.span_norm.config import FUNCTION, SpanNormConfig, from_llama_config
 from methods.span_norm.moe import MoE, Router, balance_loss, z_loss
 from methods.span_norm.residual_init import DEEPNORM_OTHERS
 from methods.span_norm.schemes import QKV_NORM, canonical, residual_factor
@@ -183,6 +183,7 @@ class SpanNormPreTrainedModel(PreTrainedModel):
         stored = _stored_function(source, kwargs)
         if not allow_mismatch:
             refuse_mismatch(stored, _asked_function(kwargs))
+        kwargs = _with_config(source, kwargs)
         if stored.get("model_type") is None:
             return super().from_pretrained(source, *args, **kwargs)
         found = super().from_pretrained(source, *args, **{"key_mapping": LLAMA_NAMES, **kwargs})
@@ -351,6 +352,25 @@ def _asked_function(kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
     if "norm_scheme" in asked and "final_norm" not in kwargs:
         asked.setdefault("final_norm", SpanNormConfig(norm_scheme=asked["norm_scheme"]).final_norm)
     return asked
+
+
+def _with_config(source: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The keywords with a configuration made for the asked function, where that is asked for by single fields.
+
+    Set one by one on the stored configuration they would leave what follows from the scheme (its final norm) as it was.
+    """
+    asked = {name: kwargs[name] for name in FUNCTION if name in kwargs}
+    if not asked or kwargs.get("config") is not None:
+        return kwargs
+    values, _ = SpanNormConfig.get_config_dict(source, **{n: kwargs[n] for n in _WHERE if n in kwargs})
+    kind = SpanNormConfig if values.get("model_type") == "spannorm" else LlamaConfig
+    stored: Any = kind.from_dict(values)
+    # Other fields of the configuration go along: beside a whole one the library takes no single ones.
+    fields = set(SpanNormConfig.__annotations__) | (set(LlamaConfig.__annotations__) - {"dtype"})
+    asked |= {name: value for name, value in kwargs.items() if name in fields}
+    scheme = asked.pop("norm_scheme", getattr(stored, "norm_scheme", "span"))
+    rest = {name: value for name, value in kwargs.items() if name not in fields}
+    return {**rest, "config": from_llama_config(stored, scheme, **asked)}
 
 
 def _function_of(config: SpanNormConfig) -> dict[str, Any]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from tasks.config import Config
+from tasks.config import Config, Distinct
 
 Computation = Literal["steps", "bfloat16", "float16"]
 
@@ -27,7 +27,7 @@ class CodecSettings(Config):
         le=1_000,
         description="Factor on the measured mismatch; of no use with a given bound",
     )
-    computations: tuple[Computation, ...] = Field(
+    computations: Annotated[tuple[Computation, ...], Distinct] = Field(
         default=("steps",),
         min_length=1,
         description="Second computations of the model that must be able to read: the bound is measured against each, "
@@ -39,11 +39,10 @@ class CodecSettings(Config):
         description="Where the interval boundaries go: companded (the rule), dp (fitted to much calibration text), "
         "uniform",
     )
-    tree: Literal["huffman", "rank", "flat"] = Field(
-        default="huffman",
-        description="Tree of the tokens: huffman (counted on calibration text), rank (vocabulary sorted by "
-        "frequency), "
-        "flat (base PMATIC's)",
+    tree: Literal["auto", "huffman", "rank", "flat"] = Field(
+        default="auto",
+        description="Tree of the tokens: huffman (counted on calibration text; kept in the codec), rank (vocabulary "
+        "sorted by frequency), flat (base PMATIC's); auto: huffman up to 4,096 tokens, else rank",
     )
     chunk_tokens: int = Field(
         default=4_096,

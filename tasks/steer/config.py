@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from tasks.config import Config
+from tasks.config import Config, Distinct
 
 PolicyName = Literal["plain", "resample", "random", "steer", "always", "mean", "caa", "iti"]
 
@@ -134,7 +134,7 @@ class SteerSettings(Config):
     scope: Literal["fork", "sentence"] = Field(
         default="fork", description="Edit the last token before the sentence, or every token of it"
     )
-    policies: tuple[PolicyName, ...] = Field(
+    policies: Annotated[tuple[PolicyName, ...], Distinct] = Field(
         default=("plain", "resample", "random", "steer"),
         min_length=1,
         description="What answers the test questions: plain; resample (gate and rollback without an edit), which every "

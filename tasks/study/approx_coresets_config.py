@@ -1,10 +1,10 @@
 """Settings of the study of `approx_coresets`. Imports nothing heavy."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from tasks.config import Config
+from tasks.config import Config, Distinct, Seeds
 
 Part = Literal["line", "skewed", "hard", "metric", "real", "audit", "stream", "thesis", "solvers", "peers"]
 
@@ -20,7 +20,7 @@ class ApproxCoresetsStudy(Config):
     profile: Literal["default", "full"] = Field(
         "default", description="default: the parts below within minutes; full: every part, twice the seeds"
     )
-    parts: tuple[Part, ...] = Field(
+    parts: Annotated[tuple[Part, ...], Distinct] = Field(
         ("line", "skewed", "hard", "metric", "real", "audit", "stream", "thesis", "solvers"),
         min_length=1,
         description="line: exact optima in one dimension; skewed: tiny clusters and a far one; hard: the authors' "
@@ -29,10 +29,10 @@ class ApproxCoresetsStudy(Config):
         "other packages, needs `peers_python`",
     )
     n_clusters: int = Field(20, ge=2, le=10_000, description="Clusters k of the data above")
-    multiples: tuple[int, ...] = Field(
+    multiples: Annotated[tuple[int, ...], Distinct] = Field(
         (5, 10, 20, 50, 100, 200), min_length=3, description="Sizes of the curves, in points per cluster"
     )
-    seeds: tuple[int, ...] = Field((0, 1, 2, 3, 4), min_length=3, description="Seeds of coreset and solver")
+    seeds: Seeds = Field((0, 1, 2, 3, 4), min_length=3, description="Seeds of coreset and solver")
     peers_python: str = Field(
         "",
         description="Python of an environment with numpy<2, coresets 0.2 and bico 0.1.5 for the part `peers`; empty: "

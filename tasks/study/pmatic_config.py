@@ -1,10 +1,10 @@
 """Settings of the study of `pmatic`. Imports nothing heavy."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from tasks.config import Config
+from tasks.config import Config, Distinct, Seeds
 
 Part = Literal["design", "sizes", "violations", "robust", "llm"]
 Pair = Literal["steps", "bfloat16", "threads"]
@@ -27,25 +27,25 @@ class PmaticStudy(Config):
     profile: Literal["default", "full"] = Field(
         "default", description="default: the parts below; full: every part, more files and longer trainings"
     )
-    parts: tuple[Part, ...] = Field(
+    parts: Annotated[tuple[Part, ...], Distinct] = Field(
         ("design", "sizes", "violations", "robust"),
         min_length=1,
         description="design: expected redundancy; sizes: archives beside other compressors; violations: noise of known "
         "size; robust: a byte model's computations against each other; llm: the same with a language model",
     )
-    seeds: tuple[int, ...] = Field(
+    seeds: Seeds = Field(
         (0, 1, 2),
         min_length=1,
         description="Places of the text that are compressed; seeds of the byte models",
     )
-    deltas: tuple[float, ...] = Field(
+    deltas: Annotated[tuple[float, ...], Distinct] = Field(
         (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 5e-2),
         min_length=2,
         description="Bounds of base PMATIC in total variation; ours are 4 times as large, in log-odds",
     )
     streams: int = Field(100, ge=1, le=100_000, description="Texts of 100 bytes for each kind of noise")
     models: int = Field(3, ge=1, le=100, description="Byte models of the part robust, for the first seeds")
-    pairs: tuple[Pair, ...] = Field(
+    pairs: Annotated[tuple[Pair, ...], Distinct] = Field(
         ("steps", "bfloat16", "threads"),
         min_length=1,
         description="Who reads in the part robust: single cached steps in float32, in bfloat16, on two threads (first "

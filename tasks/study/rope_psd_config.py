@@ -1,10 +1,10 @@
 """Settings of the study of `rope_psd`. Imports nothing heavy."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from tasks.config import Config
+from tasks.config import Config, Distinct, Seeds
 
 Part = Literal["main", "ablation", "variants", "grid", "real"]
 
@@ -21,14 +21,14 @@ class RopePSDStudy(Config):
     profile: Literal["default", "full"] = Field(
         "default", description="default: the parts below within minutes; full: every part"
     )
-    parts: tuple[Part, ...] = Field(
+    parts: Annotated[tuple[Part, ...], Distinct] = Field(
         ("main", "ablation"),
         min_length=1,
         description="main: the method, plain training and PoSE; ablation: views that the paper rejects; variants: "
         "cyclic views, LongCE, the other direction; grid: weights and gaps; real: view gaps of a given model under the "
         "method, plain training and PoSE",
     )
-    seeds: tuple[int, ...] = Field((0, 1, 2), min_length=3, description="Seeds of base, rows and gaps")
+    seeds: Seeds = Field((0, 1, 2), min_length=3, description="Seeds of base, rows and gaps")
     context: int = Field(
         64, ge=32, le=65_536, description="Tokens of the base's rows; the adaptation's have twice as many"
     )

@@ -1,10 +1,10 @@
 """Settings of the study of `sc_fagc`. Imports nothing heavy."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from tasks.config import Config
+from tasks.config import Config, Distinct
 
 Part = Literal["digits", "ablations", "mnist10k", "mnist60k", "unequal"]
 
@@ -17,7 +17,7 @@ class ScFagcStudy(Config):
         min_length=1,
         description="Folder with digits.npz (arrays images and labels), as `seedloom fetch mnist60k` writes it",
     )
-    parts: tuple[Part, ...] = Field(
+    parts: Annotated[tuple[Part, ...], Distinct] = Field(
         ("digits", "ablations", "unequal", "mnist10k", "mnist60k"),
         min_length=1,
         description="digits: 1,797 bundled ones; ablations: one part of the method changed, on them; unequal: moons "

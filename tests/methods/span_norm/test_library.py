@@ -215,6 +215,8 @@ def test_prenorm_weights_are_refused_for_another_scheme(llama: Path, tmp_path: P
         tmp_path / "pre", norm_scheme="span", final_norm=False, allow_mismatch=True
     )
     assert forced.config.norm_scheme == "span"
+    changed = SpanNormForCausalLM.from_pretrained(tmp_path / "pre", norm_scheme="span", allow_mismatch=True)
+    assert changed.config.final_norm is False  # what follows from the scheme follows it
     same = SpanNormForCausalLM.from_pretrained(tmp_path / "pre", norm_scheme="prenorm")
     assert same.config.norm_scheme == "prenorm"
 
@@ -236,6 +238,10 @@ def test_llama_weights_keep_their_gains(llama: Path, tmp_path: Path) -> None:
     assert not report["unexpected_keys"]
     with torch.no_grad():
         assert (mine.eval()(ids()).logits - wanted).abs().max() <= 1e-5
+    other = SpanNormForCausalLM.from_pretrained(
+        llama, norm_scheme="prenorm", rms_norm_eps=1e-5, dtype=torch.float32
+    )
+    assert (other.config.final_norm, other.config.rms_norm_eps) == (True, 1e-5)
     mine.save_pretrained(tmp_path / "mine")  # under this model's own names
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "mine")
     with torch.no_grad():
