@@ -79,7 +79,7 @@ def calibrate(
     bound: Annotated[float, typer.Option(min=0, help="Bound on the log-odds in nats; 0 measures it.")] = 0.0,
     safety: Annotated[float, typer.Option(min=1, help="Factor on the measured mismatch.")] = 4.0,
     design: Annotated[str, typer.Option(help="companded, dp or uniform.")] = "companded",
-    tree: Annotated[str, typer.Option(help="huffman, rank or flat.")] = "huffman",
+    tree: Annotated[str, typer.Option(help="auto, huffman, rank or flat.")] = "auto",
     chunk_tokens: Annotated[int, typer.Option(help="Tokens of a chunk.")] = 4096,
     window: Window = 0,
     dtype: Dtype = "float32",

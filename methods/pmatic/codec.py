@@ -26,6 +26,7 @@ from methods.pmatic.tree import KINDS, LARGEST, CodeTree
 CODEC_MAGIC = b"PMC\x01"
 ROWS = 16  # chunks that are decoded side by side
 BOUNDARY_BITS = 56.0  # of a boundary in `to_bytes`: its place and two probabilities
+SHORT_TREE = 4096
 MOST_DECODED = 1 << 34  # bytes that an archive may claim to hold
 NO_FINGERPRINT = bytes(16)
 
@@ -37,8 +38,8 @@ class PMATICCodec:
         delta: base PMATIC's bound in total variation; without `Delta`, Delta = 4 delta.
         Delta: bound on the move of a bit's log-odds, in nats; None: measured by `calibrate` with a reference.
         design: "companded", "dp", "uniform" or "uniform_p" (base PMATIC, in probability, which needs `delta`).
-        tree: "huffman" (from calibration tokens, travels with the codec), "rank" or "flat" (follow from the
-            vocabulary).
+        tree: "huffman" (from calibration tokens, in the codec), "rank" or "flat" (from the vocabulary); "auto" is huffman
+            up to 4,096 tokens, else rank.
         helper: "adaptive" counts by bit depth; "fixed" is base PMATIC's delta / r, for design "uniform_p".
         r: radius of base PMATIC's bins; None takes the best on calibration text.
         chunk_tokens: tokens of a chunk: what one violation costs, and what random access reads.
@@ -54,7 +55,7 @@ class PMATICCodec:
         Delta: float | None = None,
         *,
         design: str = "companded",
-        tree: str = "huffman",
+        tree: str = "auto",
         helper: str = "adaptive",
         r: float | None = None,
         chunk_tokens: int = 4096,
@@ -65,8 +66,8 @@ class PMATICCodec:
                 raise ConfigError(f"{name} = {value}: give a number above 0")
         if design not in DESIGNS:
             raise ConfigError(f"design = {design!r}: choose one of {', '.join(DESIGNS)}")
-        if tree not in KINDS:
-            raise ConfigError(f"tree = {tree!r}: choose one of {', '.join(KINDS)}")
+        if tree not in ("auto", *KINDS):
+            raise ConfigError(f"tree = {tree!r}: choose one of auto, {', '.join(KINDS)}")
         if helper not in ("adaptive", "fixed") or (helper == "fixed" and design != "uniform_p"):
             raise ConfigError(f"helper = {helper!r}: 'adaptive', or 'fixed' for design 'uniform_p'")
         if design == "uniform_p" and delta is None:
@@ -139,9 +140,10 @@ class PMATICCodec:
     def _planned_tree(self, size: int, texts: Sequence[np.ndarray]) -> CodeTree:
         if size > LARGEST:
             raise ConfigError(f"the model has {size} tokens; at most {LARGEST} can be")
-        if self.tree_kind == "flat" or (self.tree_kind == "huffman" and not texts and size <= 256):
+        kind = ("huffman" if size <= SHORT_TREE else "rank") if self.tree_kind == "auto" else self.tree_kind
+        if kind == "flat" or (kind == "huffman" and not texts and size <= 256):
             return CodeTree.flat(size)
-        if self.tree_kind == "rank" or not texts:
+        if kind == "rank" or not texts:
             return CodeTree.rank(size)
         return CodeTree.huffman(np.bincount(np.concatenate(texts), minlength=size))
 

@@ -44,18 +44,15 @@ def llm_sizes(
     ids = tokenise(test, tokenizer)
     assert ids is not None
     texts = [ids[at : at + chunk_tokens] for at in range(0, len(ids), chunk_tokens)]
-    trees = {
-        "huffman": CodeTree.huffman(np.bincount(np.concatenate(fit), minlength=predictor.vocabulary)),
-        "flat": CodeTree.flat(predictor.vocabulary),
-    }
+    trees = {"rank": CodeTree.rank(predictor.vocabulary), "flat": CodeTree.flat(predictor.vocabulary)}
     known = Scored(predictor, fit, [b""] * len(fit), trees)
     scored = Scored(predictor, texts, [detokenise(text, tokenizer) for text in texts], trees)
     rows = [_row("plain", scored.plain(), test)]
     for name, Delta in BOUNDS.items():
         ours = PMATICCodec(Delta=Delta, chunk_tokens=chunk_tokens)
-        ours.use(trees["huffman"], known.log_odds("huffman"))
+        ours.use(trees["rank"], known.log_odds("rank"))
         radius = best_base_radius(scored.log_odds("flat"), Delta / 4)
-        rows.append(_row(f"ours_{name}", scored.archive(ours, "huffman"), test))
+        rows.append(_row(f"ours_{name}", scored.archive(ours, "rank"), test))
         rows.append(_row(f"base_{name}", scored.base(Delta / 4, radius), test))
     return rows
 
@@ -89,7 +86,7 @@ def llm_row(
     """Short files, written by one pass over each and read by the single steps of one number format."""
     texts = [ids for data in files if (ids := tokenise(data, tokenizer)) is not None]
     fit = token_parts(calibration, tokenizer, 1024, calibration_tokens)
-    tree = CodeTree.huffman(np.bincount(np.concatenate(fit), minlength=predictor.vocabulary))
+    tree = CodeTree.rank(predictor.vocabulary)
     return robust_row(
         pair,
         llm_decoders(predictor)[pair](),
