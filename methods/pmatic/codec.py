@@ -38,8 +38,8 @@ class PMATICCodec:
         delta: base PMATIC's bound in total variation; without `Delta`, Delta = 4 delta.
         Delta: bound on the move of a bit's log-odds, in nats; None: measured by `calibrate` with a reference.
         design: "companded", "dp", "uniform" or "uniform_p" (base PMATIC, in probability, which needs `delta`).
-        tree: "huffman" (from calibration tokens, in the codec), "rank" or "flat" (from the vocabulary); "auto" is huffman
-            up to 4,096 tokens, else rank.
+        tree: "huffman" (from calibration tokens, in the codec), "rank" or "flat" (from the vocabulary); "auto" is
+            huffman up to 4,096 tokens, else rank.
         helper: "adaptive" counts by bit depth; "fixed" is base PMATIC's delta / r, for design "uniform_p".
         r: radius of base PMATIC's bins; None takes the best on calibration text.
         chunk_tokens: tokens of a chunk: what one violation costs, and what random access reads.
