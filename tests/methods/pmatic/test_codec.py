@@ -259,16 +259,16 @@ def test_the_same_input_gives_the_same_bytes() -> None:
 
 
 def test_models_are_named_and_another_one_is_warned_of() -> None:
-    train = np.random.default_rng(0).integers(0, 4, size=2000)
-    right, wrong = NGram.fit(train, 4, 3), NGram.fit(train[:1500], 4, 3)
-    codec = PMATICCodec(Delta=1e-3, chunk_tokens=64).calibrate(right, train[:200])
-    blob = codec.encode(train[:100], right)
+    text = np.random.default_rng(0).choice(4, size=2000, p=[0.7, 0.2, 0.05, 0.05]).cumsum() % 4
+    right, wrong = NGram.fit(text, 4, 3), NGram.fit((text + 1) % 4, 4, 3)
+    codec = PMATICCodec(Delta=1e-3, chunk_tokens=64).calibrate(right, text[:1000])
+    blob = codec.encode(text[:100], right)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert (PMATICCodec.decode(blob, right) == train[:100]).all()
+        assert (PMATICCodec.decode(blob, right) == text[:100]).all()
     with (
         pytest.warns(ModelMismatchWarning, match="another model"),
-        pytest.raises(MismatchError, match=r"chunk \d, token \d+"),
+        pytest.raises(MismatchError, match=r"chunk \d"),
     ):
         PMATICCodec.decode(blob, wrong)
     with pytest.raises(MismatchError, match="model of 4 tokens, this one has 5"):
