@@ -160,7 +160,7 @@ def plot_sweep(tasks: pd.DataFrame) -> Figure | None:
     kinds = [kind for kind in SUBLAYERS if table[table.sublayer == kind].dropped.nunique() >= 3]
     if not kinds:
         return None
-    figure = Figure(figsize=(4.6 * len(kinds) + 1, 5), layout="constrained")
+    figure = Figure(figsize=(max(8.5, 4.6 * len(kinds) + 1), 5), layout="constrained")
     panels = figure.subplots(1, len(kinds), sharey=True, squeeze=False)[0]
     names = _task_order(table)
     for axes, kind in zip(panels, kinds, strict=True):
