@@ -300,8 +300,9 @@ def _violations(rows: Rows) -> list[Claim]:
 def _robust(rows: Rows) -> list[Claim]:
     found = []
     pairs = list(dict.fromkeys(row["pair"] for row in rows))
-    for pair in pairs:
-        mine = [row for row in rows if row["pair"] == pair]
+    for name in pairs:
+        mine = [row for row in rows if row["pair"] == name]
+        pair = name.replace(",", "")  # no comma in the names of metrics
         decoded = tuple(float(row["pmatic_decoded"]) / row["pmatic_files"] for row in mine)
         failed = tuple(1 - float(row["plain_decoded"]) / row["plain_files"] for row in mine)
         found += [
@@ -333,7 +334,8 @@ def _llm(rows: Rows) -> list[Claim]:
     pairs = {row["pair"]: row for row in rows if "pair" in row}
     sizes = {row["archive"]: row for row in rows if "archive" in row}
     found = []
-    for pair, row in pairs.items():
+    for name, row in pairs.items():
+        pair = name.replace(",", "")
         overhead = float(row["pmatic_bytes"]) / row["plain_bytes"] - 1
         cached = pair == "cached steps"
         found += [

@@ -1,6 +1,7 @@
 """The study's parts on a toy text, what is done already is not done again, and what people read of it."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,7 @@ def test_every_part_has_rows_and_none_is_wrong(done: dict[str, list[dict[str, An
 def test_the_report_shows_all_of_it(done: dict[str, list[dict[str, Any]]]) -> None:
     metrics, verdicts = metrics_and_verdicts(done)
     json.dumps(metrics, allow_nan=False)
+    assert all(re.fullmatch(r"[\w\-. :/]+", name) for name in metrics["claims"])  # what MLflow takes
     assert len(verdicts) == sum("bar" in claim for claim in metrics["claims"].values())
     assert metrics["claims"]["violations/wrong"]["held"] is True
     assert set(figures(done)) == {"redundancy", "sizes", "violations", "computations"}
@@ -112,8 +114,8 @@ def test_claims_of_a_language_model_are_told_from_its_rows() -> None:
     rows.append({"archive": "ours_2e-4", "bits_per_byte": 0.95})
     found = {claim.name: claim for claim in claims({"llm": rows})}
     assert found["llm/cached steps/overhead"].held is True
-    assert found["llm/cached steps, bfloat16/decoded"].held is False
-    assert found["llm/cached steps, bfloat16/overhead"].held is None
+    assert found["llm/cached steps bfloat16/decoded"].held is False
+    assert found["llm/cached steps bfloat16/overhead"].held is None
     assert found["llm/bits_per_byte"].held is True
 
 
