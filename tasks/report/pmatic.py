@@ -153,15 +153,15 @@ def plot_sizes(rows: pd.DataFrame) -> Figure:
     frame = rows[~rows.what.isin(["model"])]
     groups = frame.groupby("what", sort=False).bits_per_byte
     mean, spread = groups.mean().sort_values(ascending=False), groups.std().fillna(0)
-    figure = Figure(figsize=(9, 0.27 * len(mean) + 1.2), layout="constrained")
+    figure = Figure(figsize=(10, 0.27 * len(mean) + 1.2), layout="constrained")
     axes = figure.subplots()
     colours = [
         "C0" if "PMATIC" in name and "base" not in name else "C1" if "base" in name else "0.6"
         for name in mean.index
     ]
     axes.barh(mean.index, mean, xerr=spread[mean.index], color=colours, ecolor="0.3")
-    axes.set_xlabel("bits a byte of the compressed text, mean and standard deviation over places of the text")
-    axes.set_title("Archives of 64 KiB, header and codec included (blue: ours, orange: base PMATIC)")
+    axes.set_xlabel("bits a byte, mean and standard deviation over places")
+    axes.set_title("Whole archives of a text (blue: ours, orange: base PMATIC)")
     axes.grid(axis="x", alpha=0.3)
     return figure
 
