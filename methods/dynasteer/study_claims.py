@@ -193,6 +193,20 @@ def world_claims(rows: Rows) -> list[Claim]:
             rule="interval",
         ),
         Claim(
+            "world/over_iti",
+            "steering is better than always-on ITI with its strength chosen on the same problems",
+            over("steer", "iti"),
+            0.0,
+            rule="interval",
+        ),
+        Claim(
+            "world/over_caa",
+            "steering is better than CAA with block and strength chosen on the same problems",
+            over("steer", "caa"),
+            0.0,
+            rule="interval",
+        ),
+        Claim(
             "world/patterns",
             "five patterns are better than one (the better strength of each on the select problems)",
             tuple(_patterns_gain(row) for row in rows),

@@ -287,7 +287,7 @@ def test_mistakes_are_told(planted: Any) -> None:
 def test_text_prompts_are_tokenised_and_ids_pass_through() -> None:
     model = tiny_model("llama")
     config = GenConfig(max_new_tokens=5)
-    text = collect_trajectories(model, TOKENIZER, [Problem("7 + 3 :", "10")], config=config)[0]
-    same = collect_trajectories(model, TOKENIZER, [Problem(tuple(text.prompt), "10")], config=config)[0]
+    text = collect_trajectories(model, TOKENIZER, [Problem("7 add twice :", "11")], config=config)[0]
+    same = collect_trajectories(model, TOKENIZER, [Problem(tuple(text.prompt), "11")], config=config)[0]
     assert text == same
-    assert TOKENIZER.decode(text.prompt) == "7 + 3 :"
+    assert TOKENIZER.decode(text.prompt) == "7 add twice :"

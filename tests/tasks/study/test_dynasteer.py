@@ -20,8 +20,12 @@ PLAN = WorldPlan(problems=40, select=12, test=30, laws=12, forks=6, completions=
 
 
 @pytest.fixture(scope="module")
-def seed() -> dict[str, Any]:
-    model = train_reasoner(0, 150, batch=32, rate=1e-2, width=32, layers=2, heads=2)
+def model() -> Any:
+    return train_reasoner(0, 150, batch=32, rate=1e-2, width=32, layers=2, heads=2)
+
+
+@pytest.fixture(scope="module")
+def seed(model: Any) -> dict[str, Any]:
     return run_world(model, 0, PLAN)
 
 
@@ -55,7 +59,7 @@ def test_a_seed_holds_every_policy_with_its_control(seed: dict[str, Any]) -> Non
         "self-consistency",
         "ITI 3 sigma",
         "random 0",
-        "random 3",
+        "random 1",
         "whole sentence",
         "restored",
     }
@@ -75,7 +79,7 @@ def test_a_seed_holds_every_policy_with_its_control(seed: dict[str, Any]) -> Non
 
 
 def test_a_killed_seed_measures_only_what_is_missing(
-    seed: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Any, seed: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = 0
 
@@ -87,7 +91,6 @@ def test_a_killed_seed_measures_only_what_is_missing(
         return decode(*arguments, **more)
 
     monkeypatch.setattr(study, "decode", counted)
-    model = train_reasoner(0, 150, batch=32, rate=1e-2, width=32, layers=2, heads=2)
     stop_at = 50
     with pytest.raises(KeyboardInterrupt):
         run_world(model, 0, PLAN, folder=tmp_path)
