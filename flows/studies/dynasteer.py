@@ -3,13 +3,13 @@
 from typing import Any
 
 from prefect import flow
-from tasks.report.dynasteer import figures, log_candidates, metrics_and_verdicts, policies_table, tables
 
 from flows.pipeline import open_run
 from flows.studies.dynasteer_config import DynaSteerConfig
 from flows.task_runner import start
 from tasks.prepare.config import ModelSettings
 from tasks.prepare.steps import prepare_model, source_fingerprint
+from tasks.report.dynasteer import figures, log_candidates, metrics_and_verdicts, policies_table, tables
 from tasks.report.publish import Report, publish, report_folder
 from tasks.steer.steps import run_steer
 from tasks.study.dynasteer import (
