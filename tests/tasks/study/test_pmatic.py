@@ -31,6 +31,8 @@ def tiny(**changes: Any) -> PmaticStudy:
         "file_bytes": 64,
         "mismatch_tokens": 32,
         "train_steps": 2,
+        "models": 1,
+        "pairs": ("steps", "bfloat16"),
     }
     return PmaticStudy.model_validate(values | changes)
 
@@ -87,7 +89,7 @@ def test_the_report_shows_all_of_it(done: dict[str, list[dict[str, Any]]]) -> No
     assert metrics["claims"]["violations/wrong"]["held"] is True
     assert set(figures(done)) == {"redundancy", "sizes", "violations", "computations"}
     assert "PMATIC, delta 0.001" in set(summary_table(done).what)
-    assert len(tables(done)["computations"]) == 3
+    assert len(tables(done)["computations"]) == 2
 
 
 def test_a_killed_part_goes_on(tmp_path: Path) -> None:
