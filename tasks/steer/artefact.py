@@ -63,16 +63,15 @@ def steered_metrics(network: Any, tokenizer: Any, folder: Path) -> tuple[dict[st
     Raises:
         DataError: the folder is damaged, or the model has another shape.
     """
-    from methods.dynasteer.sampling import GenConfig
     from methods.dynasteer.steering import DynaSteer
-    from tasks.steer.steer import answers
+    from tasks.steer.steer import answers, generation
 
     record = read_record(folder)
     steering = DynaSteer.load(folder)
     steering.check_model(network)
     rows, asked = read_questions(folder / QUESTIONS, "test")
     problems = as_problems(rows, asked, tokenizer)
-    config = GenConfig(**record["draw"], seed=int(record["seed"]))
+    config = generation(DrawSettings.model_validate(record["draw"]), int(record["seed"]))
     metrics: dict[str, float] = {}
     seconds: dict[str, float] = {}
     for name in EVALUATED:

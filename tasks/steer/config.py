@@ -34,6 +34,7 @@ class QuestionSettings(Config):
     template: str = Field(
         default="What is 3 + 4 + 2?\n3 + 4 = 7\n7 + 2 = 9\n\n"
         "What is 5 + 6 + 3?\n5 + 6 = 11\n11 + 3 = 14\n\n{question}\n",
+        min_length=1,
         description="What the model reads, with {question} in its place: worked examples for a base model; for a chat "
         "model '{question} Think step by step, one sentence a line, and end with the answer.'",
     )
@@ -75,8 +76,9 @@ class DrawSettings(Config):
     )
     stop: str = Field(
         default=r"\n\n",
+        min_length=1,
         description="Regular expression that ends an answer, for models that would go on with the next question; "
-        "empty: only the end-of-text token does",
+        "'none': only the end-of-text token does",
     )
     entropy: Literal["full", "topk"] = Field(
         default="full", description="Entropy over the whole vocabulary, or over the 20 most likely tokens"

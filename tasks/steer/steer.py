@@ -43,7 +43,8 @@ Rows = list[dict[str, Any]]
 
 def generation(draw: DrawSettings, seed: int) -> GenConfig:
     """The method's settings of drawing."""
-    return GenConfig(**draw.model_dump(), seed=seed)
+    stop = "" if draw.stop == "none" else draw.stop
+    return GenConfig(**draw.model_dump(exclude={"stop"}), stop=stop, seed=seed)
 
 
 def load(model: Path, dtype: str) -> tuple[Any, Any]:

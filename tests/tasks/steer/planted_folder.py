@@ -32,7 +32,7 @@ def settings(source: Path, **changes: Any) -> SteerSettings:
             "top_k": 0,
             "max_new_tokens": 8,
             "delimiter": r"\.\n",
-            "stop": "",
+            "stop": "none",
             "batch_size": 512,
         },
         "completions": 2,

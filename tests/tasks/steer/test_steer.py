@@ -16,8 +16,9 @@ from tasks.evaluate.config import EvaluateSettings
 from tasks.reference import reference_to
 from tasks.report.steer import figures, policy_table, tables, verdicts
 from tasks.steer.artefact import read_record, write_artefact
+from tasks.steer.config import DrawSettings
 from tasks.steer.questions import build_questions
-from tasks.steer.steer import answer_questions, draw_forks, fit_steering
+from tasks.steer.steer import answer_questions, draw_forks, fit_steering, generation
 from tests.tasks.steer.planted_folder import settings, write_planted
 
 ROOT = Path(__file__).parents[3]
@@ -98,6 +99,11 @@ def test_evaluate_answers_with_the_steering(made: Any, task_sets: Path, tmp_path
     assert {k: v for k, v in with_it["metrics"].items() if not k.startswith("steering/")} == without[
         "metrics"
     ]
+
+
+def test_none_leaves_the_end_of_an_answer_to_the_model() -> None:
+    assert generation(DrawSettings(stop="none"), 0).stop == ""
+    assert generation(DrawSettings(stop="Q:"), 0).stop == "Q:"
 
 
 def test_a_damaged_artefact_is_told(made: Any, tmp_path: Path) -> None:
