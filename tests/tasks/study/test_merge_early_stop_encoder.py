@@ -86,10 +86,12 @@ def test_a_wrong_line_of_ones_own_task_is_named(tmp_path: Path, line: str, says:
 
 def test_tasks_that_cannot_be_used_are_refused_before_work(tmp_path: Path) -> None:
     one = own_task(tmp_path / "one.jsonl", "good", "bad", 1)
+    (tmp_path / "other").mkdir()
+    namesake = own_task(tmp_path / "other" / "one.jsonl", "good", "bad", 1)
     with pytest.raises(ConfigError, match="tasks: one; give two or more"):
         check_tasks(tiny_study([one]))
     with pytest.raises(ConfigError, match="tasks: one, one; give two or more of different names"):
-        check_tasks(tiny_study([one, one]))
+        check_tasks(tiny_study([one, namesake]))
     with pytest.raises(DataError, match=r"tasks\.own: .*gone\.jsonl cannot be read"):
         check_tasks(tiny_study([one, tmp_path / "gone.jsonl"]))
     with pytest.raises(DataError, match="dvc repro data@sentiment"):
