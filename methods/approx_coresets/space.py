@@ -9,6 +9,7 @@ from the origin, so that form only chooses the nearest centre, and the chosen di
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any
 
@@ -33,7 +34,7 @@ def power(squared: Floats, z: float) -> Floats:
     return np.power(squared, z / 2, out=squared)
 
 
-class Space:
+class Space(ABC):
     """n points, and what a clustering needs of them.
 
     Args:
@@ -58,13 +59,13 @@ class Space:
         """Points as centres: `nearest` and `to_one` take them."""
         return self.X[indices]
 
+    @abstractmethod
     def to_one(self, rows: slice, centre: Any) -> Floats:
         """d(x, centre)^z of the rows, `(len,)`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def to_all(self, rows: slice, centres: Any) -> tuple[Ints, Floats]:
         """Position of the nearest centre and d(x, S)^z of the rows, each `(len,)`."""
-        raise NotImplementedError
 
     def nearest(self, centres: Any) -> tuple[NDArray[np.int32], Floats]:
         """Position of the nearest centre and d(x, S)^z of every point, each `(n,)`."""
@@ -81,9 +82,9 @@ class Space:
             parts.append(found.sum() if weights is None else weights[rows] @ found)
         return float(np.sum(parts))
 
+    @abstractmethod
     def centroid(self, weights: Floats | None = None) -> Any:
         """The weighted mean of all points, as one centre."""
-        raise NotImplementedError
 
 
 def len_of(centres: Any) -> int:
