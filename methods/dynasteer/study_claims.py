@@ -86,6 +86,10 @@ def world_claims(rows: Rows) -> list[Claim]:
     def fact(name: str, key: str) -> tuple[float, ...]:
         return tuple(float(row["policies"][name][key]) for row in rows)
 
+    def moved(kind: str) -> tuple[float, ...]:
+        steered = [row["policies"]["steer"] for row in rows]
+        return tuple(one["over_plain"][kind] / len(one["right"]) for one in steered)
+
     found = [
         Claim("world/plain", "plain answers that are right", accuracy("plain"), rule="report"),
         Claim("world/steer", "steered answers that are right", accuracy("steer"), rule="report"),
@@ -170,19 +174,13 @@ def world_claims(rows: Rows) -> list[Claim]:
         Claim(
             "world/harmed",
             "right plain answers that steering made wrong, of all questions",
-            tuple(
-                r["policies"]["steer"]["over_plain"]["harmed"] / len(r["policies"]["steer"]["right"])
-                for r in rows
-            ),
+            moved("harmed"),
             rule="report",
         ),
         Claim(
             "world/fixed",
             "wrong plain answers that steering made right, of all questions",
-            tuple(
-                r["policies"]["steer"]["over_plain"]["fixed"] / len(r["policies"]["steer"]["right"])
-                for r in rows
-            ),
+            moved("fixed"),
             rule="report",
         ),
         Claim(

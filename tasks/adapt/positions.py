@@ -45,6 +45,10 @@ def check_adaptable(folder: Path) -> None:
         raise DataError(
             f"model {folder}: its rotary frequencies are {kind!r} or differ by layer; give one with fixed frequencies"
         )
+    if found.get("mrope_section"):
+        raise DataError(
+            f"model {folder}: has several position indices a token (M-RoPE); give a model with one, such as Llama"
+        )
 
 
 def measure_positions(

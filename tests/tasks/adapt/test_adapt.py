@@ -153,6 +153,10 @@ def test_models_without_rotation_are_refused_before_any_work(tmp_path: Path) -> 
     (llama / "config.json").write_text(json.dumps(config))
     with pytest.raises(DataError, match="rotary frequencies are 'dynamic'"):
         check_adaptable(llama)
+    config["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}
+    (llama / "config.json").write_text(json.dumps(config))
+    with pytest.raises(DataError, match="several position indices a token"):
+        check_adaptable(llama)
 
 
 def test_text_that_is_too_short_is_refused(tmp_path: Path) -> None:
