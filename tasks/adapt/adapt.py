@@ -18,7 +18,6 @@ from torch.utils.data import Dataset
 from transformers import set_seed
 
 from methods.common.errors import DataError, NumericalError
-from methods.merge_early_stop import latest_resumable_checkpoint
 from methods.rope_psd import RopePSDConfig, RopePSDTrainer, check_rope, pose_rows, set_rope
 from tasks.adapt.config import AdaptSettings, LongText
 from tasks.load_model import load_causal_lm
@@ -26,14 +25,13 @@ from tasks.one_model import one_model_at_a_time
 from tasks.pretrain.config import CorpusSettings
 from tasks.pretrain.corpus import build_corpus, load_record, load_rows
 from tasks.pretrain.pretrain import Curves, HeldOut, PackedRows
-from tasks.quiet import quiet_progress
 from tasks.reference import Reference
-from tasks.train.checkpoints import open_checkpoints
+from tasks.train.checkpoints import open_checkpoints, train_onward
 from tasks.train.expert_folder import write_json
 from tasks.train.loading import load_tokenizer
+from tasks.train.packed_training import computes_in_half, save_trained, scheduled, timings, trainer_arguments
 from tasks.train.quiet_trainer import no_chatter, quieten
 from tasks.train.trace import Row, write_trace
-from tasks.train.trainer_arguments import computes_in_half, scheduled, trainer_arguments
 
 RECORD = "adapt.json"
 VIEWS: dict[str, dict[str, Any]] = {
@@ -142,10 +140,8 @@ def adapt(
         set_seed(settings.seed)
         curves = _Curves(HeldOut(validation, settings.positions.rows, record), settings, on_row)
         trainer = _trainer(loaded, settings, train, record["context"], curves, checkpoints)
-        resume = latest_resumable_checkpoint(checkpoints)
-        resumed_at = int(resume.name.rpartition("-")[2]) if resume else 0
         started = time.perf_counter()
-        trainer.train(resume_from_checkpoint=str(resume) if resume else None)
+        resumed_at = train_onward(trainer, checkpoints)
         trained = time.perf_counter()
     if curves.diverged_at is not None:
         raise NumericalError(
@@ -168,23 +164,13 @@ def adapt(
         "seed": settings.seed,
     }
     if trainer.is_world_process_zero():
-        kept.config.use_cache = True  # the Trainer turned it off; without it generation is slow
-        with quiet_progress():
-            kept.save_pretrained(out)
-        for weights in out.glob("*.safetensors"):
-            weights.chmod(0o644)
+        save_trained(kept, out)
         load_tokenizer(model.path).save_pretrained(out)
         write_trace(out, rows)
         write_json(out / RECORD, {**facts, "source": record["source"], **summary})
         shutil.rmtree(checkpoints)
-    seconds = trained - started
     here = trainer.state.global_step - resumed_at
-    summary["timings"] = {
-        "load_seconds": started - begin,
-        "train_seconds": seconds,
-        "steps_here": here,
-        "tokens_per_second": here * settings.batch_size * record["context"] / seconds if seconds else 0.0,
-    }
+    summary["timings"] = timings(settings, here, record["context"], started - begin, trained - started)
     return summary
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from tasks.config import Config
 from tasks.prepare.config import TextSource
+from tasks.train.packed_config import PackedTrainingSettings
 
 Method = Literal["psd-skip", "psd-cyclic", "psd-longce", "clm", "longce", "pose", "pose-rows"]
 PositionTask = Literal[
@@ -64,41 +65,47 @@ class PositionSettings(Config):
     seed: int = Field(default=0, ge=0, le=2**31 - 1, description="Seed of the prompts")
 
 
-class AdaptSettings(Config):
+class AdaptSettings(PackedTrainingSettings):
     """How a model is trained on longer text."""
 
-    text: LongText = Field(default=LongText(), description="The text and the target length")
+    text: LongText = Field(
+        default=LongText(), description="The text and the target length", json_schema_extra={"position": 1}
+    )
     method: Method = Field(
         default="psd-skip",
         description="psd-skip: self-distillation from the same text under moved positions; psd-cyclic: positions "
         "turned round; psd-longce: psd-skip with long-context re-weighting; baselines: clm (plain), longce, pose, "
         "pose-rows",
+        json_schema_extra={"position": 2},
     )
     kl_weight: float = Field(
-        default=1.0, gt=0, le=100, description="Weight of the self-distillation beside the usual loss"
+        default=1.0,
+        gt=0,
+        le=100,
+        description="Weight of the self-distillation beside the usual loss",
+        json_schema_extra={"position": 3},
     )
     max_skip: float = Field(
-        default=1.0, gt=0, le=64, description="Largest gap between prefix and suffix, in target lengths"
+        default=1.0,
+        gt=0,
+        le=64,
+        description="Largest gap between prefix and suffix, in target lengths",
+        json_schema_extra={"position": 4},
     )
     rope_theta: float = Field(
         default=0.0,
         ge=0,
         le=1e12,
         description="New base of the rotary frequencies (ABF), such as 8e6 for 64k tokens; 0 keeps the model's",
+        json_schema_extra={"position": 5},
     )
     learning_rate: float = Field(default=1e-5, gt=0, le=1, description="Peak rate of AdamW")
     weight_decay: float = Field(default=0.1, ge=0, le=1, description="Weight decay of AdamW")
-    clip: float = Field(
-        default=1.0, gt=0, description="Largest norm of the gradient; a larger one is scaled down"
-    )
     batch_size: int = Field(
         default=1, ge=1, le=65_536, description="Rows an optimiser step, over all devices together"
     )
     max_steps: int = Field(
         default=20, ge=1, le=10_000_000, description="Optimiser steps; the paper's is 1,000"
-    )
-    warmup_share: float = Field(
-        default=0.1, ge=0, lt=1, description="Share of the steps in which the rate rises from 0"
     )
     decay_share: float = Field(
         default=0.9, ge=0, le=1, description="Share of the steps, the last ones, in which the rate falls to 0"
@@ -117,19 +124,13 @@ class AdaptSettings(Config):
         description="Compute activations again instead of keeping them: less memory; the second view is then "
         "read whole",
     )
-    dtype: Literal["auto", "float32", "bfloat16"] = Field(
-        default="auto",
-        description="Number format of the computation; auto: bfloat16 on a GPU that has it. Weights are float32",
+    seed: int = Field(
+        default=0,
+        ge=0,
+        le=2**31 - 1,
+        description="Seed of the rows' order and of the gaps",
+        json_schema_extra={"position": 80},
     )
-    seed: int = Field(default=0, ge=0, le=2**31 - 1, description="Seed of the rows' order and of the gaps")
     positions: PositionSettings = Field(
         default=PositionSettings(), description="Answers by the evidence's depth, before and after"
     )
-
-    @model_validator(mode="after")
-    def _parts_fit(self) -> Self:
-        if self.warmup_share + self.decay_share > 1:
-            raise ValueError(
-                f"warmup_share {self.warmup_share} and decay_share {self.decay_share} are above 1 together; lower one"
-            )
-        return self

@@ -12,7 +12,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -22,19 +22,18 @@ from torch.utils.data import Dataset
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments, set_seed
 
 from methods.common.errors import DataError
-from methods.merge_early_stop import latest_resumable_checkpoint
 from methods.span_norm import SpanNormConfig, SpanNormForCausalLM, parameter_groups
 from tasks.one_model import one_model_at_a_time
 from tasks.pretrain.config import ModelShape, PretrainSettings
 from tasks.pretrain.corpus import load_record, load_rows
 from tasks.pretrain.model_card import model_card
-from tasks.quiet import quiet_progress
 from tasks.reference import Reference
-from tasks.train.checkpoints import open_checkpoints
+from tasks.train.checkpoints import open_checkpoints, train_onward
 from tasks.train.expert_folder import write_json
+from tasks.train.packed_config import PackedTrainingSettings
+from tasks.train.packed_training import computes_in_half, save_trained, scheduled, timings, trainer_arguments
 from tasks.train.quiet_trainer import no_chatter, quieten
 from tasks.train.trace import Row, write_trace
-from tasks.train.trainer_arguments import computes_in_half, scheduled, trainer_arguments
 
 RECORD = "pretrain.json"
 VALIDATION_BATCH = 16
@@ -80,32 +79,21 @@ def pretrain(
         held_out = HeldOut(validation, settings.validation_rows, record)
         curves = Curves(held_out, settings, on_row)
         trainer = _trainer(model, settings, train, curves, checkpoints)
-        resume = latest_resumable_checkpoint(checkpoints)
-        resumed_at = int(resume.name.rpartition("-")[2]) if resume else 0
         started = time.perf_counter()
-        trainer.train(resume_from_checkpoint=str(resume) if resume else None)
+        resumed_at = train_onward(trainer, checkpoints)
         trained = time.perf_counter()
         kept, kept_step = _whole_weights(trainer, config, settings.seed, checkpoints, curves.diverged_at)
     rows = curves.rows(trainer.state.log_history)
     summary = _summary(kept, kept_step, settings, rows, curves.diverged_at, trainer.state.global_step)
     if trainer.is_world_process_zero():
-        kept.config.use_cache = True  # the Trainer turned it off; without it generation is slow
-        with quiet_progress():
-            kept.save_pretrained(out)
-        (out / "model.safetensors").chmod(0o644)
+        save_trained(kept, out)
         shutil.copytree(folder / "tokenizer", out, dirs_exist_ok=True)
         write_trace(out, rows)
         (out / "README.md").write_text(model_card(settings.shape, summary, record), encoding="utf-8")
         write_json(out / RECORD, {**facts, "source": record["source"], **summary})
         shutil.rmtree(checkpoints)
-    seconds = trained - started
     here = trainer.state.global_step - resumed_at
-    summary["timings"] = {
-        "load_seconds": started - begin,
-        "train_seconds": seconds,
-        "steps_here": here,
-        "tokens_per_second": here * settings.batch_size * record["context"] / seconds if seconds else 0.0,
-    }
+    summary["timings"] = timings(settings, here, record["context"], started - begin, trained - started)
     return summary
 
 
@@ -177,16 +165,6 @@ class HeldOut:
         return loss / math.log(2) / self.bytes_per_token
 
 
-class Timed(Protocol):
-    """Settings of a training that is looked at while it runs."""
-
-    @property
-    def evaluate_every(self) -> int: ...
-
-    @property
-    def max_steps(self) -> int: ...
-
-
 class Curves(TrainerCallback):
     """Losses, gradient norms and the rate by step; stops when the loss is no number any more.
 
@@ -199,7 +177,9 @@ class Curves(TrainerCallback):
         "learning_rate": "train/learning_rate",
     }
 
-    def __init__(self, held_out: HeldOut, settings: Timed, on_row: Callable[[Row], None] | None) -> None:
+    def __init__(
+        self, held_out: HeldOut, settings: PackedTrainingSettings, on_row: Callable[[Row], None] | None
+    ) -> None:
         self.held_out, self.settings, self.on_row = held_out, settings, on_row
         self.diverged_at: int | None = None
         self.log: Callable[[dict[str, float]], None] = lambda logs: None

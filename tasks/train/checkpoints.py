@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from methods.common.errors import ConfigError
+from methods.merge_early_stop import latest_resumable_checkpoint
 
 CHECKPOINTS = ".checkpoints"
 
@@ -40,3 +41,10 @@ def rows_a_device(batch_size: int) -> int:
             f"batch_size={batch_size} cannot be split over {devices} processes; give a multiple of {devices}"
         )
     return batch_size // devices
+
+
+def train_onward(trainer: Any, checkpoints: Path) -> int:
+    """Train from the last whole checkpoint, or from the start; the step at which this process began."""
+    resume = latest_resumable_checkpoint(checkpoints)
+    trainer.train(resume_from_checkpoint=str(resume) if resume else None)
+    return 0 if resume is None else int(resume.name.rpartition("-")[2])

@@ -34,16 +34,12 @@ from transformers import (
 from methods.common.choice_scoring import ChoiceScorer, encode_rows
 from methods.common.dtype import compute_device, resolve_dtype
 from methods.common.errors import NumericalError
-from methods.merge_early_stop import (
-    MergeEarlyStopping,
-    MergeEarlyStoppingCallback,
-    latest_resumable_checkpoint,
-)
+from methods.merge_early_stop import MergeEarlyStopping, MergeEarlyStoppingCallback
 from tasks.load_model import load_causal_lm
 from tasks.one_model import one_model_at_a_time
 from tasks.prepare.models import check_model_folder
 from tasks.reference import Reference
-from tasks.train.checkpoints import open_checkpoints, rows_a_device
+from tasks.train.checkpoints import open_checkpoints, rows_a_device, train_onward
 from tasks.train.config import FinetuneSettings, Stopping
 from tasks.train.examples import (
     Example,
@@ -201,9 +197,8 @@ def _train(
         )
         trainer.model_accepts_loss_kwargs = True
         quieten(trainer)
-        resume = latest_resumable_checkpoint(checkpoints)
-        trainer.train(resume_from_checkpoint=str(resume) if resume else None)
-    return trainer, mixed, 0 if resume is None else int(resume.name.rpartition("-")[2])
+        resumed_at = train_onward(trainer, checkpoints)
+    return trainer, mixed, resumed_at
 
 
 def make_stopper(settings: FinetuneSettings, stopping: Stopping) -> MergeEarlyStopping:

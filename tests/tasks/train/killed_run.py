@@ -3,19 +3,18 @@
 Usage: killed_run.py BASE TASK WORK. The processes are forked from one that has imported everything.
 """
 
-import hashlib
 import json
 import os
-import signal
 import socket
 import sys
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tasks.reference import reference_to
 from tasks.train import finetune as module
 from tasks.train.config import FinetuneSettings
+from tests.killed import keep, kill, training_and_again
 
 
 def settings(adapter: str) -> FinetuneSettings:
@@ -34,23 +33,6 @@ def settings(adapter: str) -> FinetuneSettings:
         checkpoint_every=4,
         dtype="float32",
     )
-
-
-def kill() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def in_a_process(work: Callable[[], object]) -> int:
-    """The wait status of a forked process that does the work."""
-    child = os.fork()
-    if child == 0:
-        try:
-            work()
-            os._exit(0)
-        except BaseException as error:
-            print(repr(error), file=sys.stderr)
-            os._exit(1)
-    return os.waitpid(child, 0)[1]
 
 
 def train(base: Path, task: Path, out: Path, adapter: str, kill_at: str = "") -> None:
@@ -75,7 +57,7 @@ def train(base: Path, task: Path, out: Path, adapter: str, kill_at: str = "") ->
         stopping="merge_aware",
         on_row=on_row,
     )
-    (out.parent / f"{out.name}.json").write_text(json.dumps(summary))
+    keep(out, summary)
 
 
 POINTS = {"lora": ("", "3", "7", "saving", "writing"), "full": ("", "7")}
@@ -112,7 +94,7 @@ def shared(base: Path, task: Path, out: Path, count: int) -> dict[str, Any]:
                 stopping="fixed",
             )
             if rank == 0:
-                (out.parent / f"{out.name}.json").write_text(json.dumps(summary))
+                keep(out, summary)
             os._exit(0)
         children.append(child)
     assert [os.waitpid(child, 0)[1] for child in children] == [0] * count
@@ -123,22 +105,9 @@ def runs(base: Path, task: Path, work: Path, adapter: str) -> dict[str, Any]:
     found = {}
     for point in POINTS[adapter]:
         out = work / f"killed-{point or 'never'}"
-        killed = in_a_process(lambda out=out, point=point: train(base, task, out, adapter, point))
-        left = sorted(path.name for path in out.iterdir())
-        status = in_a_process(lambda out=out: train(base, task, out, adapter)) if point else killed
-        summary = json.loads((work / f"{out.name}.json").read_text())
-        found[point or "never"] = {
-            "signal": os.WTERMSIG(killed) if os.WIFSIGNALED(killed) else 0,
-            "left": left,
-            "status": status,
-            "steps_here": summary.pop("timings")["steps_here"],
-            "summary": summary,
-            "files": {
-                path.relative_to(out).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-                for path in sorted(out.rglob("*"))
-                if path.is_file()
-            },
-        }
+        first = partial(train, base, task, out, adapter, point)
+        again = partial(train, base, task, out, adapter) if point else None
+        found[point or "never"] = training_and_again(out, first, again)
     return found
 
 

@@ -1,32 +1,20 @@
-"""What every training on packed rows tells transformers' Trainer."""
+"""What trainings on packed rows share: what they tell transformers' Trainer, and the end of them."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from methods.common.dtype import compute_device, resolve_dtype
 from methods.common.schedules import warm_flat_decay
+from tasks.quiet import quiet_progress
 from tasks.train.checkpoints import rows_a_device
+from tasks.train.packed_config import PackedTrainingSettings
 
 LOGGED = 2_000  # rows of the training curve at most
-
-
-class PackedTraining(Protocol):
-    """Settings of a training on packed rows."""
-
-    max_steps: int
-    batch_size: int
-    clip: float
-    gradient_checkpointing: bool
-    dtype: Any
-    checkpoint_every: int
-    warmup_share: float
-    decay_share: float
-    seed: int
 
 
 def computes_in_half(dtype: str) -> bool:
@@ -37,7 +25,7 @@ def computes_in_half(dtype: str) -> bool:
     )
 
 
-def trainer_arguments(settings: PackedTraining, checkpoints: Path) -> dict[str, Any]:
+def trainer_arguments(settings: PackedTrainingSettings, checkpoints: Path) -> dict[str, Any]:
     """Arguments of `TrainingArguments`: rows in the order of the data set, checkpoints, a loss a step, no reports.
 
     Raises:
@@ -67,8 +55,30 @@ def trainer_arguments(settings: PackedTraining, checkpoints: Path) -> dict[str, 
     }
 
 
-def scheduled(optimiser: torch.optim.Optimizer, settings: PackedTraining) -> Any:
+def scheduled(optimiser: torch.optim.Optimizer, settings: PackedTrainingSettings) -> Any:
     """The optimiser with its rates: up, flat, and down to nothing, as a pair for the Trainer."""
     steps = settings.max_steps
     factor = warm_flat_decay(steps, round(settings.warmup_share * steps), round(settings.decay_share * steps))
     return optimiser, torch.optim.lr_scheduler.LambdaLR(optimiser, factor)
+
+
+def save_trained(model: Any, out: Path) -> None:
+    """Write the trained model's configuration and weights, readable like any file and quick to generate with."""
+    model.config.use_cache = True  # the Trainer turned it off; without it generation is slow
+    with quiet_progress():
+        model.save_pretrained(out)
+    for weights in out.glob("*.safetensors"):
+        weights.chmod(0o644)
+
+
+def timings(
+    settings: PackedTrainingSettings, steps_here: int, context: int, load_seconds: float, train_seconds: float
+) -> dict[str, float]:
+    """Seconds, and the speed of the steps that this process made, on rows of `context` tokens."""
+    tokens = steps_here * settings.batch_size * context
+    return {
+        "load_seconds": load_seconds,
+        "train_seconds": train_seconds,
+        "steps_here": steps_here,
+        "tokens_per_second": tokens / train_seconds if train_seconds else 0.0,
+    }
