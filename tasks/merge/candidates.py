@@ -24,6 +24,7 @@ from tasks.merge.config import MergeSettings
 from tasks.merge.experts import check_experts, expert_doubts
 from tasks.merge.methods import MergeJob, MergeMethod, merge_method
 from tasks.merge.select import Selector, base_scores
+from tasks.merge.trials import Trials
 from tasks.notices import say_once
 from tasks.one_model import one_model_at_a_time
 from tasks.prepare.models import check_model_folder
@@ -32,7 +33,7 @@ from tasks.train.expert_folder import drop_records
 from tasks.train.loading import load_tokenizer, weights_digest
 
 RECORD = "merge.json"
-STAGING, TRIAL = ".merged", ".trial"
+STAGING, TRIAL, TRIALS = ".merged", ".trial", ".trials.jsonl"
 
 
 def merge_candidate(
@@ -47,7 +48,8 @@ def merge_candidate(
     """Merge the experts by one method into the model folder `out`.
 
     Args:
-        out: an empty folder, or what a killed run left (its files are written over).
+        out: an empty folder, or what a killed run left: coefficients that it tried are not tried again, other files
+            are written over.
         settings: how to merge; its `methods` is not looked at.
         method: name of the method.
         base: folder of the base model.
@@ -81,7 +83,8 @@ def merge_candidate(
         dtype = resolve_dtype(settings.dtype, compute_device())
         vector = work.vector(job, dtype) if isinstance(work, BuiltIn) else _checked(work, job, method)
         ready = time.perf_counter()
-        rows = _search(job, vector, work.tuned, selector, dtype, (base.digest, tasks.digest), out / TRIAL)
+        trials = Trials(out / TRIALS, _facts(settings, method, base, experts, tasks, dtype))
+        rows = _search(job, vector, work.tuned, selector, dtype, (base.digest, tasks.digest), out, trials)
     searched = time.perf_counter()
     # The smallest coefficient wins a tie: it is nearest to the base.
     best = max(rows[1:], key=lambda row: (row["select_score"], -row["coefficient"]))
@@ -95,6 +98,7 @@ def merge_candidate(
     for path in sorted((out / STAGING).iterdir()):
         path.replace(out / path.name)
     (out / STAGING).rmdir()
+    (out / TRIALS).unlink()
     summary: dict[str, Any] = {
         "method": method,
         "coefficient": best["coefficient"],
@@ -120,18 +124,21 @@ def _search(
     selector: Selector,
     dtype: torch.dtype,
     digests: tuple[str, ...],
-    scratch: Path,
+    out: Path,
+    trials: Trials,
 ) -> list[dict[str, Any]]:
-    """A row a coefficient, the base first."""
+    """A row a coefficient, the base first; those among the trials are not scored again."""
     model = load_causal_lm(job.base, dtype).to(compute_device())
     settings = job.settings
     limits = (settings.objective, settings.select_examples, settings.max_length, settings.batch_tokens, dtype)
     unchanged = base_scores((*digests, *map(str, limits)), selector, model)
-    set_coefficient = live_merge(job.base, vector, model, scratch)
+    set_coefficient = live_merge(job.base, vector, model, out / TRIAL)
     rows = [{"coefficient": 0.0, "select_score": selector.mean(unchanged, unchanged), **_table(unchanged)}]
     for coefficient in settings.coefficients if tuned else (1.0,):
-        set_coefficient(coefficient)
-        scores = selector(model)
+        if coefficient not in trials.found:
+            set_coefficient(coefficient)
+            trials.keep(coefficient, selector(model))
+        scores = trials.found[coefficient]
         mean = selector.mean(scores, unchanged)
         if mean == mean:  # a coefficient that blows the model up is not a candidate
             rows.append({"coefficient": coefficient, "select_score": mean, **_table(scores)})
@@ -140,6 +147,27 @@ def _search(
             "every coefficient gives a model whose scores are not numbers; lower coefficients"
         )
     return rows
+
+
+def _facts(
+    settings: MergeSettings,
+    method: str,
+    base: Reference,
+    experts: list[Reference],
+    tasks: Reference,
+    dtype: torch.dtype,
+) -> dict[str, Any]:
+    """What a coefficient's scores depend on."""
+    fields = set(MergeSettings.model_fields) - {"methods", "coefficients"}
+    return {
+        "method": method,
+        "settings": settings.model_dump(mode="json", include=fields),
+        "base": base.digest,
+        "experts": [expert.digest for expert in experts],
+        "tasks": tasks.digest,
+        "dtype": str(dtype),
+        "device": str(compute_device()),
+    }
 
 
 def _table(scores: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from methods.common.errors import ConfigError, NumericalError
 from methods.merge_early_stop import task_vector
 from tasks.load_model import load_causal_lm
-from tasks.merge import methods
+from tasks.merge import methods, select
 from tasks.merge.candidates import live_merge, merge_candidate, write_vector
 from tasks.merge.config import MergeSettings
 from tasks.merge.methods import MergeJob, MergeMethod
@@ -105,6 +105,48 @@ def test_the_same_again_after_a_kill(
     assert {p.name: p.read_bytes() for p in left.iterdir()} == {
         p.name: p.read_bytes() for p in merged[0].iterdir()
     }
+
+
+def test_a_killed_search_tries_only_what_is_missing(
+    merged: tuple,
+    base: Path,
+    tasks: Path,
+    experts: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    scored: list[Any] = []
+    score = Selector.__call__
+
+    def counted(self: Selector, model: Any) -> dict[str, TaskScore]:
+        if len(scored) == 2:
+            raise Killed
+        found = score(self, model)
+        scored.append(found)
+        return found
+
+    monkeypatch.setattr(select, "_known", {})
+    monkeypatch.setattr(Selector, "__call__", counted)
+    left = tmp_path / "left"
+    with pytest.raises(Killed):
+        merge(left, base, experts.values(), tasks, "task_arithmetic")
+    with (left / ".trials.jsonl").open("a") as file:
+        file.write('{"coefficient": 0.7, "tas')  # the kill came while it wrote
+    other = shutil.copytree(left, tmp_path / "other")
+    assert len(scored) == 2  # the base and 0.4
+    scored[:] = [None] * 3
+    merge(left, base, experts.values(), tasks, "task_arithmetic")
+    assert len(scored) == 3 + 2  # 0.7 and 1.0
+    assert {p.name: p.read_bytes() for p in left.iterdir()} == {
+        p.name: p.read_bytes() for p in merged[0].iterdir()
+    }
+    scored[:] = [None] * 3
+    ties = merge(other, base, experts.values(), tasks, "ties")  # those trials are of another method
+    assert len(scored) == 3 + 3
+    assert ties["scores"][1] != json.loads((left / "merge.json").read_text())["scores"][1]
 
 
 def test_other_files_stay_and_the_base_has_no_say_about_its_making(
