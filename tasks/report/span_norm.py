@@ -10,6 +10,7 @@ from matplotlib.ticker import ScalarFormatter
 
 from methods.span_norm.schemes import shown
 from methods.span_norm.study_claims import claims, final_loss, variant
+from methods.span_norm.study_deep import COMPARED, SEARCH, deep_claims
 from tasks.report.verdict import Verdict, claim_metrics, claim_verdicts
 from tasks.tracking import RunContext, candidate_run, log_metrics, log_params, log_trace, set_tags
 
@@ -23,7 +24,7 @@ SETTINGS = ("scheme", "init", "rate", "seed", "layers", "width", "ffn", "experts
 
 def metrics_and_verdicts(parts: Parts) -> tuple[dict[str, Any], list[Verdict]]:
     """Each claim's numbers for metrics.json, and those with a bar as verdicts."""
-    found = claims(parts)
+    found = claims(parts) + (deep_claims(parts["deep"]) if "deep" in parts else [])
     return {"claims": claim_metrics(found)}, claim_verdicts(found)
 
 
@@ -36,6 +37,7 @@ def _trained(parts: Parts) -> pd.DataFrame:
             "largest_grad_norm": run["largest_grad_norm"],
             "parameters": run["parameters"],
             "part": part,
+            "stage": run.get("stage", ""),
         }
         for part, found in parts.items()
         if part != "start"
@@ -66,6 +68,8 @@ def _run_name(run: pd.Series, usual: pd.Series) -> str:
     """The candidate, and in what it differs from the usual run."""
     words = {"layers": "blocks", "warmup": "warm-up steps", "experts": "experts"}
     more = [f"{run[name]} {word}" for name, word in words.items() if run[name] != usual[name]]
+    if run.stage == SEARCH:
+        more.append("search of the rate")
     return ", ".join([shown(str(run.candidate)), *more])
 
 
@@ -88,19 +92,22 @@ def tables(parts: Parts) -> dict[str, pd.DataFrame]:
         named = frame[frame.part == "range"]
         shortest = named.warmup.min()
         found["range"] = named.assign(candidate=[variant(run, shortest) for _, run in named.iterrows()])
-    if drops := _drops(parts):
+    if drops := _drops(parts.get("moderate", ())):
         found["layer_use"] = pd.DataFrame(drops)
     if "depth" in parts:
         found["depth"] = frame[frame.part == "depth"]
     if "experts" in parts:
         found["experts"] = frame[frame.part == "experts"]
+    if "deep" in parts:
+        found["deep"] = frame[frame.part == "deep"]
+        found["deep_layer_use"] = pd.DataFrame(_drops(parts["deep"]))
     return found
 
 
-def _drops(parts: Parts) -> list[dict[str, Any]]:
+def _drops(runs: Rows) -> list[dict[str, Any]]:
     return [
         {"candidate": run["candidate"], "seed": run["seed"], "block": block, "rise": rise}
-        for run in parts.get("moderate", ())
+        for run in runs
         if run.get("drop")
         for block, rise in enumerate(run["drop"])
     ]
@@ -115,6 +122,8 @@ def figures(parts: Parts) -> dict[str, Figure]:
         "range": plot_rates,
         "layer_use": plot_layer_use,
         "depth": plot_depth,
+        "deep": plot_deep,
+        "deep_layer_use": plot_layer_use,
     }
     return {name: draw(data[name]) for name, draw in drawers.items() if name in data}
 
@@ -226,6 +235,47 @@ def plot_depth(runs: pd.DataFrame) -> Figure:
     axes.set_title("Depth at a fixed size: mean and range over seeds")
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
+    return figure
+
+
+def plot_deep(runs: pd.DataFrame) -> Figure:
+    """The search of the rates on one seed, and the comparison on the others, seed by seed."""
+    figure = Figure(figsize=(12, 5), layout="constrained")
+    search, compared = figure.subplots(1, 2, width_ratios=(3, 2))
+    searched, pairs = runs[runs.stage == SEARCH], runs[runs.stage == COMPARED]
+    names = list(searched.candidate.unique())
+    for i, name in enumerate(names):
+        mine = searched[searched.candidate == name].sort_values("rate")
+        search.plot(mine.rate, mine.loss, "o-", color=f"C{i}", markersize=4, label=shown(name))
+        failed = mine[mine.diverged]
+        search.scatter(failed.rate, failed.loss, color="black", marker="x", s=40, zorder=3)
+    search.set_xscale("log")
+    ticks = sorted(searched.rate.unique())
+    search.set_xticks(ticks, [f"{1000 * rate:.3g}" for rate in ticks])
+    search.minorticks_off()
+    search.set_xlabel("peak learning rate / 0.001")
+    search.set_ylabel("held-out loss (nats a byte)")
+    seed = ", ".join(str(seed) for seed in searched.seed.unique())
+    search.set_title(f"The search of the rates, seed {seed} (x: left the finite numbers)", fontsize=10)
+    search.legend(frameon=False)
+    for _, group in pairs.groupby("seed"):
+        by_name = group.set_index("candidate").loss
+        compared.plot(
+            range(len(names)), [by_name.get(name, np.nan) for name in names], color="grey", linewidth=1
+        )
+    for i, name in enumerate(names):
+        mine = pairs[pairs.candidate == name]
+        compared.scatter([i] * len(mine), mine.loss, color=f"C{i}", s=25, zorder=3)
+    rates = {name: pairs[pairs.candidate == name].rate.iloc[0] for name in pairs.candidate.unique()}
+    compared.set_xticks(
+        range(len(names)), [f"{shown(n)}\nat {1000 * rates.get(n, np.nan):.3g}" for n in names]
+    )
+    compared.set_xlim(-0.5, len(names) - 0.5)
+    compared.set_title("Other seeds, each at its own rate; a line joins a pair", fontsize=10)
+    for axes in (search, compared):
+        axes.grid(alpha=0.3)
+    first = runs.iloc[0]
+    figure.suptitle(f"{first.layers} blocks, {first.steps} steps")
     return figure
 
 

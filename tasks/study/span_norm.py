@@ -13,7 +13,7 @@ import multiprocessing
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ import numpy as np
 
 from methods.common.errors import ConfigError
 from methods.span_norm.study import Run, start_laws, train_run
+from methods.span_norm.study_claims import final_loss
+from methods.span_norm.study_deep import COMPARED, SEARCH, chosen_rate, compared_runs, next_rate, search_runs
 from methods.span_norm.study_plan import LONGER, Plan, runs_of
 from tasks.pretrain.config import CorpusSettings
 from tasks.pretrain.corpus import PARTS, check_corpus, load_record, load_rows
@@ -71,7 +73,7 @@ def check_study(config: SpanNormStudy) -> None:
 def parts_of(config: SpanNormStudy) -> tuple[str, ...]:
     """The parts to do; the full profile does all."""
     return (
-        ("start", "moderate", "rates", "range", "smaller", "depth", "experts")
+        ("start", "moderate", "rates", "range", "smaller", "depth", "experts", "deep")
         if config.profile == "full"
         else config.parts
     )
@@ -119,10 +121,12 @@ def study_start(out: Path, *, depths: list[int], seeds: list[int]) -> dict[str, 
 @step("study-span-norm-runs", kind="report", version=VERSION, timeout_seconds=7 * 24 * 3600)
 def study_runs(out: Path, *, part: str, settings: SpanNormStudy, corpus: Reference) -> dict[str, Any]:
     """The trainings of one part."""
-    runs = runs_of(part, plan_of(settings))
     bank = machine().work / "span-norm-runs"
     bank.mkdir(parents=True, exist_ok=True)
-    found = train_all(runs, corpus, settings, bank)
+    if part == "deep":
+        found = search_and_compare(corpus, settings, bank)
+    else:
+        found = train_all(runs_of(part, plan_of(settings)), corpus, settings, bank)
     seconds = [row.pop("cpu_seconds") for row in found]
     _write(out / f"{part}.jsonl", found)
     return {
@@ -130,6 +134,27 @@ def study_runs(out: Path, *, part: str, settings: SpanNormStudy, corpus: Referen
         "diverged": sum(row["diverged"] is not None for row in found),
         "timings": {"cpu_seconds": sum(seconds)},
     }
+
+
+def search_and_compare(corpus: Reference, settings: SpanNormStudy, bank: Path) -> list[dict[str, Any]]:
+    """The part `deep`: every training of the search and of the comparison, marked by its `stage`."""
+    deep = settings.deep
+    base = replace(plan_of(settings).base, layers=deep.layers, steps=deep.steps, warmup=deep.warmup)
+    losses: dict[str, dict[float, float]] = {}
+    found = []
+    # The candidates walk side by side, so that two processes have work.
+    while runs := [
+        replace(run, rate=rate)
+        for run in search_runs(base, deep.search_seed)
+        if (rate := next_rate(losses.get(run.candidate, {}))) is not None
+    ]:
+        for row in train_all(runs, corpus, settings, bank):
+            losses.setdefault(row["candidate"], {})[row["rate"]] = final_loss(row)
+            found.append({**row, "stage": SEARCH})
+    chosen = {candidate: chosen_rate(tried) for candidate, tried in losses.items()}
+    logger.info("rates that the search chose: %s", chosen)
+    rows = train_all(compared_runs(chosen, base, deep.seeds), corpus, settings, bank)
+    return found + [{**row, "stage": COMPARED} for row in rows]
 
 
 def train_all(

@@ -1,12 +1,40 @@
 """Settings of the study of `span_norm`. Imports nothing heavy."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from tasks.config import Config, Distinct, Seeds
 
-Part = Literal["start", "moderate", "rates", "range", "smaller", "depth", "experts"]
+Part = Literal["start", "moderate", "rates", "range", "smaller", "depth", "experts", "deep"]
+
+
+class DeepSearch(Config):
+    """The part `deep`: each placement's rate by a walk on one seed, then a comparison on other seeds."""
+
+    layers: int = Field(default=48, ge=2, le=1_000, description="Blocks of the trained models")
+    steps: int = Field(default=1_500, ge=1, le=1_000_000, description="Optimiser steps of a training")
+    warmup: int = Field(
+        default=75, ge=0, le=1_000_000, description="Steps in which the rate rises, fewer than all"
+    )
+    search_seed: int = Field(
+        default=0,
+        ge=0,
+        le=2**31 - 1,
+        description="Seed on which the rates are chosen; none of those that are compared",
+    )
+    seeds: Seeds = Field(default=(1, 2, 3, 4), min_length=2, description="Seeds that are compared, in pairs")
+
+    @model_validator(mode="after")
+    def _apart(self) -> Self:
+        if self.search_seed in self.seeds:
+            raise ValueError(
+                f"search_seed={self.search_seed} is one of the seeds that are compared; a rate that was chosen on a "
+                "seed looks too good there, so give another"
+            )
+        if self.warmup >= self.steps:
+            raise ValueError(f"warmup={self.warmup}: give fewer than steps={self.steps}")
+        return self
 
 
 class SpanNormStudy(Config):
@@ -27,7 +55,8 @@ class SpanNormStudy(Config):
         min_length=1,
         description="start: gradients and sizes before training; moderate: five candidates at the first rate; rates: "
         "the higher rates; range: longer warm-up and smaller starts at high rates; smaller: the start 1/L of SpanNorm "
-        "and PreNorm; depth: blocks at a fixed number of parameters; experts: mixtures of experts",
+        "and PreNorm; depth: blocks at a fixed number of parameters; experts: mixtures of experts; deep: SpanNorm "
+        "and PreNorm deeper and longer, hours",
     )
     rates: Annotated[tuple[Annotated[float, Field(gt=0, le=1)], ...], Distinct] = Field(
         (2e-3, 2.83e-3, 4e-3, 5.66e-3, 8e-3),
@@ -53,4 +82,5 @@ class SpanNormStudy(Config):
     start_depths: Annotated[tuple[Annotated[int, Field(ge=2, le=2_000)], ...], Distinct] = Field(
         (6, 24, 96, 192), min_length=3, description="Depths at which the start is measured"
     )
+    deep: DeepSearch = Field(DeepSearch(), description="Sizes of the part `deep`")
     processes: int = Field(2, ge=1, le=256, description="Trainings at the same time, each on one core")

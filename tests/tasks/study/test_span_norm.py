@@ -1,11 +1,14 @@
 """The study's steps: what is trained already is not trained again, and what people read of it."""
 
 import json
+import math
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
+from pydantic import ValidationError
 
 from methods.common.errors import ConfigError, DataError
 from tasks.pretrain.corpus import build_corpus
@@ -13,7 +16,14 @@ from tasks.reference import reference_to
 from tasks.report import span_norm as report
 from tasks.report.span_norm import figures, loss_table, metrics_and_verdicts, tables
 from tasks.study import span_norm as module
-from tasks.study.span_norm import check_study, corpus_settings, parts_of, plan_of, train_all
+from tasks.study.span_norm import (
+    check_study,
+    corpus_settings,
+    parts_of,
+    plan_of,
+    search_and_compare,
+    train_all,
+)
 from tasks.study.span_norm_config import SpanNormStudy
 from tests.tiny_models import toy_text
 
@@ -132,6 +142,68 @@ def test_further_parts_have_a_table_and_a_plot_of_their_own(text: Path, corpus: 
     assert whole.get_ylim()[1] > data["range"].loss.max()
 
 
+def pretended(run: Any) -> dict[str, Any]:
+    """A training's result with a best rate of each placement."""
+    best = {"span": 1.41e-3, "prenorm": 4e-3}[run.scheme]
+    return {
+        **asdict(run),
+        "candidate": run.candidate,
+        "loss": 2 + abs(math.log(run.rate / best)) + 0.01 * run.seed,
+        "start": 6.0,
+        "diverged": None,
+        "parameters": 1,
+        "largest_grad_norm": 1.0,
+        "curve": [],
+        "cpu_seconds": 1.0,
+        **({"drop": [0.1, 0.2, 0.3]} if run.drop else {}),
+    }
+
+
+def test_the_deep_part_searches_each_rate_and_goes_on_where_it_was_killed(
+    text: Path, corpus: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = {"layers": 3, "steps": 5, "warmup": 1, "search_seed": 9, "seeds": [4, 2]}
+    settings = tiny(text, parts=["deep"], deep=sizes)
+    trained: list[Any] = []
+    limit = 6
+
+    def fake(run: Any, folder: Path, rows: int) -> dict[str, Any]:
+        if len(trained) == limit:
+            raise KeyboardInterrupt
+        trained.append(run)
+        return pretended(run)
+
+    monkeypatch.setattr(module, "_train", fake)
+    with pytest.raises(KeyboardInterrupt):
+        search_and_compare(corpus, settings, tmp_path)
+    limit = 100
+    found = search_and_compare(corpus, settings, tmp_path)
+    assert len(trained) == len(set(trained)) == len(found)  # nothing twice
+    assert {(run.layers, run.steps, run.warmup) for run in trained} == {(3, 5, 1)}
+    assert {row["seed"] for row in found if row["stage"] == "search"} == {9}
+    compared = [(row["scheme"], row["rate"], row["seed"]) for row in found if row["stage"] == "compared"]
+    assert compared == [
+        ("span", 1.41e-3, 4),
+        ("prenorm", 4e-3, 4),
+        ("span", 1.41e-3, 2),
+        ("prenorm", 4e-3, 2),
+    ]
+
+    table = loss_table({"deep": found})
+    assert list(table["placement, start"])[::2] == ["SpanNorm, 1/√L, search of the rate", "SpanNorm, 1/√L"]
+    assert set(figures({"deep": found})) == set(tables({"deep": found})) == {"deep", "deep_layer_use"}
+    metrics, verdicts = metrics_and_verdicts({"deep": found})
+    assert metrics["claims"]["deep/rate/span/inv_sqrt_depth"]["mean"] == 1.41e-3
+    assert len(verdicts) == 3
+
+
+def test_the_seed_of_the_search_is_none_of_the_compared(text: Path) -> None:
+    with pytest.raises(ValidationError, match="search_seed=2 is one of the seeds that are compared"):
+        tiny(text, deep={"search_seed": 2})
+    with pytest.raises(ValidationError, match="warmup=75: give fewer than steps=50"):
+        tiny(text, deep={"steps": 50})
+
+
 def test_a_training_that_two_parts_share_is_one_run_in_mlflow(
     text: Path, corpus: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,4 +248,4 @@ def test_mistakes_are_told_before_any_work(
 
 def test_the_full_profile_does_every_part(text: Path) -> None:
     assert parts_of(tiny(text)) == ("start", "moderate", "rates")
-    assert len(parts_of(tiny(text, profile="full"))) == 7
+    assert len(parts_of(tiny(text, profile="full"))) == 8
