@@ -20,7 +20,7 @@ from methods.span_norm.study_plan import GRID
 Rows = Sequence[Mapping[str, Any]]
 RATES = (2.5e-4, 3.54e-4, 5e-4, 7.07e-4, *GRID)
 START = 2e-3
-CANDIDATES = (("span", "inv_sqrt_depth"), ("prenorm", "inv_sqrt_depth"))
+COMPARED_CANDIDATES = (SPAN, PRE)
 SEARCH, COMPARED = "search", "compared"
 
 
@@ -45,9 +45,10 @@ def chosen_rate(losses: Mapping[float, float]) -> float:
     return min(sorted(losses), key=lambda rate: losses[rate])
 
 
-def search_runs(base: Run, seed: int) -> list[Run]:
-    """The candidates as they are searched; their rates are still to be set."""
-    return [replace(base, scheme=scheme, init=init, seed=seed) for scheme, init in CANDIDATES]
+def search_runs(base: Run, seed: int, further: Sequence[str] = ()) -> list[Run]:
+    """The candidates as they are searched, further ones (scheme/start) too; their rates are still to be set."""
+    pairs = [name.split("/") for name in (*COMPARED_CANDIDATES, *further)]
+    return [replace(base, scheme=scheme, init=init, seed=seed) for scheme, init in pairs]
 
 
 def compared_runs(searched: Mapping[str, float], base: Run, seeds: Sequence[int]) -> list[Run]:
@@ -79,16 +80,19 @@ def deep_claims(rows: Rows) -> list[Claim]:
                 rule="report",
             ),
             Claim(
-                f"deep/loss/{name}",
-                f"held-out loss at that rate on the seeds of the comparison, {shown(name)}",
-                tuple(_by_seed(compared, name, final_loss).values()),
+                f"deep/searched/{name}",
+                f"held-out loss at that rate on the seed of the search, {shown(name)}",
+                (min(rates.values()),),
                 rule="report",
             ),
         ]
-    losses = [_by_seed(compared, name, final_loss) for name in (PRE, SPAN)]
-    if not all(losses):
+        if losses := _by_seed(compared, name, final_loss):
+            words = f"held-out loss at that rate on the seeds of the comparison, {shown(name)}"
+            found.append(Claim(f"deep/loss/{name}", words, tuple(losses.values()), rule="report"))
+    pair = [_by_seed(compared, name, final_loss) for name in (PRE, SPAN)]
+    if not all(pair):
         return found
-    gains = _paired(*losses)
+    gains = _paired(*pair)
     words = f"with {compared[0]['layers']} blocks and {compared[0]['steps']} steps, each at its own rate, SpanNorm is"
     found += [
         Claim(

@@ -243,8 +243,9 @@ def plot_deep(runs: pd.DataFrame) -> Figure:
     figure = Figure(figsize=(12, 5), layout="constrained")
     search, compared = figure.subplots(1, 2, width_ratios=(3, 2))
     searched, pairs = runs[runs.stage == SEARCH], runs[runs.stage == COMPARED]
-    names = list(searched.candidate.unique())
-    for i, name in enumerate(names):
+    every = list(searched.candidate.unique())
+    names = [name for name in every if name in set(pairs.candidate)]
+    for i, name in enumerate(every):
         mine = searched[searched.candidate == name].sort_values("rate")
         search.plot(mine.rate, mine.loss, "o-", color=f"C{i}", markersize=4, label=shown(name))
         failed = mine[mine.diverged]

@@ -145,7 +145,7 @@ def search_and_compare(corpus: Reference, settings: SpanNormStudy, bank: Path) -
     # The candidates walk side by side, so that two processes have work.
     while runs := [
         replace(run, rate=rate)
-        for run in search_runs(base, deep.search_seed)
+        for run in search_runs(base, deep.search_seed, deep.further)
         if (rate := next_rate(losses.get(run.candidate, {}))) is not None
     ]:
         for row in train_all(runs, corpus, settings, bank):

@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 from tasks.config import Config, Distinct, Seeds
 
 Part = Literal["start", "moderate", "rates", "range", "smaller", "depth", "experts", "deep"]
+FurtherCandidate = Literal["prenorm/none", "postnorm/inv_sqrt_depth", "span/inv_depth", "prenorm/inv_depth"]
 
 
 class DeepSearch(Config):
@@ -22,6 +23,11 @@ class DeepSearch(Config):
         ge=0,
         le=2**31 - 1,
         description="Seed on which the rates are chosen; none of those that are compared",
+    )
+    further: Annotated[tuple[FurtherCandidate, ...], Distinct] = Field(
+        default=(),
+        description="Placements and starts that are searched as well, and not compared: prenorm/none is unscaled, "
+        "inv_depth starts at 1/L",
     )
     seeds: Seeds = Field(default=(1, 2, 3, 4), min_length=2, description="Seeds that are compared, in pairs")
 

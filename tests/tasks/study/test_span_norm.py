@@ -144,7 +144,9 @@ def test_further_parts_have_a_table_and_a_plot_of_their_own(text: Path, corpus: 
 
 def pretended(run: Any) -> dict[str, Any]:
     """A training's result with a best rate of each placement."""
-    best = {"span": 1.41e-3, "prenorm": 4e-3}[run.scheme]
+    best = {"span/inv_sqrt_depth": 1.41e-3, "prenorm/inv_sqrt_depth": 4e-3, "span/inv_depth": 1e-3}[
+        run.candidate
+    ]
     return {
         **asdict(run),
         "candidate": run.candidate,
@@ -162,7 +164,14 @@ def pretended(run: Any) -> dict[str, Any]:
 def test_the_deep_part_searches_each_rate_and_goes_on_where_it_was_killed(
     text: Path, corpus: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sizes = {"layers": 3, "steps": 5, "warmup": 1, "search_seed": 9, "seeds": [4, 2]}
+    sizes = {
+        "layers": 3,
+        "steps": 5,
+        "warmup": 1,
+        "search_seed": 9,
+        "seeds": [4, 2],
+        "further": ["span/inv_depth"],
+    }
     settings = tiny(text, parts=["deep"], deep=sizes)
     trained: list[Any] = []
     limit = 6
@@ -190,10 +199,18 @@ def test_the_deep_part_searches_each_rate_and_goes_on_where_it_was_killed(
     ]
 
     table = loss_table({"deep": found})
-    assert list(table["placement, start"])[::2] == ["SpanNorm, 1/√L, search of the rate", "SpanNorm, 1/√L"]
+    assert list(table["placement, start"]) == [
+        "SpanNorm, 1/√L, search of the rate",
+        "PreNorm, 1/√L, search of the rate",
+        "SpanNorm, 1/L, search of the rate",
+        "SpanNorm, 1/√L",
+        "PreNorm, 1/√L",
+    ]
     assert set(figures({"deep": found})) == set(tables({"deep": found})) == {"deep", "deep_layer_use"}
     metrics, verdicts = metrics_and_verdicts({"deep": found})
     assert metrics["claims"]["deep/rate/span/inv_sqrt_depth"]["mean"] == 1.41e-3
+    assert metrics["claims"]["deep/searched/span/inv_depth"]["mean"] == pytest.approx(2.09)
+    assert "deep/loss/span/inv_depth" not in metrics["claims"]
     assert len(verdicts) == 3
 
 
