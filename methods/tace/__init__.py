@@ -1,0 +1,38 @@
+"""A Cartesian-3j framework for interatomic potentials (Xu et al., ICML 2026, arXiv 2512.16882).
+
+Features are irreducible Cartesian tensors. `path_matrix` and `ictd` decompose; `cartesian_3j` couples two tensors,
+`ggcc` many; `TensorProduct`, `Linear`, `Gate` and `NormActivation` have e3nn's interface and normalisation.
+"""
+
+try:
+    import e3nn  # noqa: F401
+except ImportError as error:
+    raise ImportError("methods.tace needs e3nn; install it with: pip install 'seedloom[atoms]'") from error
+
+from methods.tace.generalised import ggcc
+from methods.tace.harmonics import CartesianHarmonics
+from methods.tace.irreps import Irreps, project, to_cartesian, to_spherical
+from methods.tace.layers import Gate, Linear, NormActivation
+from methods.tace.paths import Path, ictd, path_matrix
+from methods.tace.product import TensorProduct
+from methods.tace.symbols import Contraction, cartesian_3j, contraction_of, path_factor
+
+__all__ = [
+    "CartesianHarmonics",
+    "Contraction",
+    "Gate",
+    "Irreps",
+    "Linear",
+    "NormActivation",
+    "Path",
+    "TensorProduct",
+    "cartesian_3j",
+    "contraction_of",
+    "ggcc",
+    "ictd",
+    "path_factor",
+    "path_matrix",
+    "project",
+    "to_cartesian",
+    "to_spherical",
+]
