@@ -12,6 +12,7 @@ from torch import Tensor
 from methods.common.errors import ConfigError, at_least
 from methods.tace.irreps import Basis, Irreps, irreps
 from methods.tace.paths import coupling, irreducible_basis
+from methods.tace.symbols import Symbol, size_factor
 
 
 class _Chain(NamedTuple):
@@ -29,6 +30,7 @@ def ggcc(
     parity: int = 0,
     through: Collection[int] | None = None,
     normalization: str = "component",
+    symbol: Symbol = "canonical",
     basis: Basis = "cartesian",
 ) -> Tensor:
     """Cartesian generalised Clebsch-Gordan coefficients of left-nested chains.
@@ -40,6 +42,7 @@ def ggcc(
         parity: of the result; 0 takes (-1)^L, that of a true tensor.
         through: ranks that a chain may pass on its way; None takes all.
         normalization: "component" scales a coupling by sqrt(2 l + 1) of its result, "norm" by that of its inputs.
+        symbol: "path" gives each coupling the size of the published symbol.
         basis: "spherical" gives (2 L + 1, (sum of 2 l + 1)^nu, paths).
 
     Returns:
@@ -59,11 +62,11 @@ def ggcc(
     for order in range(1, at_least("nu", nu, 1)):
         last = order == nu - 1
         chains = [
-            chain
+            _grown(left, right, ir, normalization, symbol)
             for left in chains
             for right in singles
-            for chain in _grown(left, right, normalization)
-            if (chain.ir == target if last else through is None or chain.ir.l in through)
+            for ir in left.ir * right.ir
+            if (ir == target if last else through is None or ir.l in through)
         ]
     found = [chain.tensor for chain in chains if chain.ir == target]
     if not found:
@@ -82,15 +85,13 @@ def _singles(wanted: Irreps) -> list[_Chain]:
     ]
 
 
-def _grown(left: _Chain, right: _Chain, normalization: str) -> list[_Chain]:
-    """The chain with one more input, for each rank that it may then have."""
-    found = []
-    for ir in left.ir * right.ir:
-        sizes = ir.dim if normalization == "component" else left.ir.dim * right.ir.dim
-        symbol = coupling(ir.l, left.ir.l, right.ir.l) * sizes**0.5
-        grown = torch.tensordot(torch.tensordot(symbol, left.tensor, ([1], [0])), right.tensor, ([1], [0]))
-        found.append(_Chain(ir, grown))
-    return found
+def _grown(left: _Chain, right: _Chain, ir: Irrep, normalization: str, symbol: Symbol) -> _Chain:
+    """The chain with one more input, coupled to `ir`."""
+    sizes = ir.dim if normalization == "component" else left.ir.dim * right.ir.dim
+    ranks = (ir.l, left.ir.l, right.ir.l)
+    size = sizes**0.5 * size_factor(symbol, *ranks)
+    half = torch.tensordot(coupling(*ranks) * size, left.tensor, ([1], [0]))
+    return _Chain(ir, torch.tensordot(half, right.tensor, ([1], [0])))
 
 
 def _change_of(wanted: Irreps) -> Tensor:

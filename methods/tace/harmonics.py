@@ -56,7 +56,7 @@ class CartesianHarmonics(nn.Module):
         self.lmax = at_least("lmax", lmax, 0)
         self.normalization, self.normalize = normalization, normalize
         self.scales = [harmonic_scale(rank, normalization) for rank in range(lmax + 1)]
-        self.irreps_out = Irreps.spherical_harmonics(lmax)
+        self.irreps_out = Irreps(Irreps.spherical_harmonics(lmax))
 
     def forward(self, vectors: Tensor) -> Tensor:
         """(..., 3) vectors to (..., sum of 3^l). Raises DataError: other shapes, or a vector of length 0."""

@@ -79,13 +79,12 @@ def basis_like(rank: int, like: Tensor) -> Tensor:
 
 
 def _mapped(features: Tensor, wanted: Irreps, basis: Basis) -> Iterator[Tensor]:
-    lead = features.shape[:-1]
     for (mul, ir), part in zip(wanted, wanted.parts(basis), strict=True):
-        value = features[..., part].reshape(*lead, mul, -1)
+        value = features[..., part].unflatten(-1, (mul, size_of(ir.l, basis)))
         if ir.l > 1:  # ranks 0 and 1 are the same in both
             change = basis_like(ir.l, features)
             value = value @ (change if basis == "cartesian" else change.T)
-        yield value.reshape(*lead, -1)
+        yield value.flatten(-2)
 
 
 def to_spherical(features: Tensor, irreps_in: Any) -> Tensor:
@@ -117,11 +116,11 @@ def project(features: Tensor, irreps_in: Any) -> Tensor:
     """The symmetric traceless part of Cartesian features; what is irreducible stays as it is."""
     wanted = irreps(irreps_in, "irreps_in")
     check_features(features, wanted, "cartesian")
-    lead, parts = features.shape[:-1], []
+    parts = []
     for (mul, ir), part in zip(wanted, wanted.parts("cartesian"), strict=True):
         value = features[..., part]
         if ir.l > 1:
             change = basis_like(ir.l, features)
-            value = (value.reshape(*lead, mul, -1) @ change @ change.T).reshape(*lead, -1)
+            value = (value.unflatten(-1, (mul, 3**ir.l)) @ change @ change.T).flatten(-2)
         parts.append(value)
     return torch.cat([features[..., :0], *parts], dim=-1)

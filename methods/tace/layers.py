@@ -53,8 +53,9 @@ class Linear(nn.Module):
         for (i, o), (mul_in, mul_out), scale in zip(self.instructions, self.shapes, self.scales, strict=True):
             matrix = self.weight[place : place + mul_in * mul_out].reshape(mul_in, mul_out) * scale
             place += mul_in * mul_out
-            value = features[..., parts[i]].reshape(*lead, mul_in, -1)
-            mixed = torch.einsum("...um,uw->...wm", value, matrix).reshape(*lead, -1)
+            size = size_of(self.irreps_in[i].ir.l, self.basis)
+            value = features[..., parts[i]].unflatten(-1, (mul_in, size))
+            mixed = torch.einsum("...um,uw->...wm", value, matrix).flatten(-2)
             before = sums[o]
             sums[o] = mixed if before is None else before + mixed
         return torch.cat(
@@ -109,14 +110,14 @@ class Gate(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         """(..., width of scalars, gates and gated) to (..., width of scalars and gated)."""
         check_features(features, self.irreps_in, self.basis)
-        lead, count = features.shape[:-1], self.scalars.num_irreps
+        count = self.scalars.num_irreps
         scalars, gates, tensors = features.split(
             [count, self.gates, features.shape[-1] - count - self.gates], dim=-1
         )
         found, place, factors = [self.scalar_activation(scalars)], 0, self.gate_activation(gates)
-        for (mul, _), part in zip(self.gated, self.gated.parts(self.basis), strict=True):
-            value = tensors[..., part].reshape(*lead, mul, -1) * factors[..., place : place + mul, None]
-            found.append(value.reshape(*lead, -1))
+        for (mul, ir), part in zip(self.gated, self.gated.parts(self.basis), strict=True):
+            value = tensors[..., part].unflatten(-1, (mul, size_of(ir.l, self.basis)))
+            found.append((value * factors[..., place : place + mul, None]).flatten(-2))
             place += mul
         return torch.cat(found, dim=-1)
 
@@ -154,12 +155,12 @@ class NormActivation(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         """(..., width) to the same."""
         check_features(features, self.irreps_in, self.basis)
-        lead, found, place = features.shape[:-1], [features[..., :0]], 0
-        for (mul, _), part in zip(self.irreps_in, self.irreps_in.parts(self.basis), strict=True):
-            value = features[..., part].reshape(*lead, mul, -1)
+        found, place = [features[..., :0]], 0
+        for (mul, ir), part in zip(self.irreps_in, self.irreps_in.parts(self.basis), strict=True):
+            value = features[..., part].unflatten(-1, (mul, size_of(ir.l, self.basis)))
             norm = value.square().sum(-1, keepdim=True).clamp_min(self.epsilon**2).sqrt()
             shifted = norm if self.biases is None else norm + self.biases[place : place + mul, None]
             factor = self.activation(shifted)
-            found.append((value * (factor / norm if self.normalize else factor)).reshape(*lead, -1))
+            found.append((value * (factor / norm if self.normalize else factor)).flatten(-2))
             place += mul
         return torch.cat(found, dim=-1)

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from methods.common.errors import ConfigError, at_least
 
-HIGHEST_RANK = 8  # 3^8 rows; matrices of higher ranks fill the memory
+HIGHEST_RANK = 8  # of a whole decomposition, 9^8 numbers
+LONGEST_PATH = 12  # 3^12 rows
 
 
 class Path(NamedTuple):
@@ -63,8 +64,8 @@ def _check_path(ranks: tuple[int, ...]) -> None:
         raise ConfigError(
             f"path {ranks}: start at 0, step by -1, 0 or 1, stay at 0 or above, and from 0 go to 1 only"
         )
-    if len(ranks) > HIGHEST_RANK + 1:
-        raise ConfigError(f"path {ranks}: has {len(ranks) - 1} axes; at most {HIGHEST_RANK} are supported")
+    if len(ranks) > LONGEST_PATH + 1:
+        raise ConfigError(f"path {ranks}: has {len(ranks) - 1} axes; at most {LONGEST_PATH} are supported")
 
 
 @cache
@@ -78,8 +79,8 @@ def _path_matrix(ranks: tuple[int, ...]) -> Tensor:
 
 def irreducible_basis(rank: int) -> Tensor:
     """`path_matrix(rank)` without the copy: (3^rank, 2 rank + 1). Do not write into it."""
-    if rank > HIGHEST_RANK:
-        raise ConfigError(f"rank {rank}: at most {HIGHEST_RANK} is supported")
+    if rank > LONGEST_PATH:
+        raise ConfigError(f"rank {rank}: at most {LONGEST_PATH} is supported")
     return _path_matrix(tuple(range(rank + 1)))
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from methods.common.errors import ConfigError, DataError
 from methods.tace.irreps import Basis, check_features, irreps, project, size_of, to_cartesian, to_spherical
 from methods.tace.paths import coupling as wigner
-from methods.tace.symbols import Symbol, cartesian_3j, contract, contract_one, contraction_of, path_factor
+from methods.tace.symbols import Symbol, cartesian_3j, contract, contract_one, contraction_of, size_factor
 
 Backend = Literal["auto", "contraction", "dense", "spherical"]
 MODES = ("uvw", "uvu", "uvv", "uuw", "uuu", "uvuv")
@@ -56,7 +56,7 @@ class TensorProduct(nn.Module):
         project: give irreducible tensors; False leaves that to `irreps.project`, once, behind sums and linear maps.
         backend: "contraction" contracts axes; "dense" builds the symbols; "spherical" changes basis, couples there, and
             changes back; "auto" is "contraction".
-        symbol: "path" scales each path as the published symbol does.
+        symbol: "path" scales each path as the published symbol does, "contraction" as TACE's contractions.
         basis: "spherical" takes and gives e3nn's features, for twins of one class; `backend` is then of no matter.
 
     Raises:
@@ -153,7 +153,7 @@ class TensorProduct(nn.Module):
             raise ConfigError(
                 f"instruction {number}: mode {mode} mixes channels by weights; set has_weight=True"
             )
-        size = path_factor(one.l, two.l, out.l) ** 2 if symbol == "path" else 1.0
+        size = size_factor(symbol, one.l, two.l, out.l) ** 2
         return (*places, mode, bool(weighted), (item[5] if len(item) == 6 else 1.0) * size)
 
     def _step(self, item: Any) -> _Step:
@@ -188,18 +188,20 @@ class TensorProduct(nn.Module):
             )
         weights = self._weights(weight, lead)
         if weights is not None and not self.shared_weights:
-            weights = weights.reshape(-1, self.weight_numel)
+            weights = weights.reshape(lead.numel(), self.weight_numel)
         around = self.basis == "cartesian" and self.form == "spherical"
         if around:
             first, second = to_spherical(first, self.irreps_in1), to_spherical(second, self.irreps_in2)
         found = self._coupled(
-            first.reshape(-1, first.shape[-1]), second.reshape(-1, second.shape[-1]), weights
+            first.reshape(lead.numel(), first.shape[-1]),
+            second.reshape(lead.numel(), second.shape[-1]),
+            weights,
         )
         if around:
             found = to_cartesian(found, self.irreps_out)
         elif self.project and self.form == "contraction":
             found = project(found, self.irreps_out)
-        return found.reshape(*lead, -1)
+        return found.reshape(*lead, found.shape[-1])
 
     def _weights(self, weight: Tensor | None, lead: torch.Size) -> Tensor | None:
         if weight is None:
@@ -218,8 +220,12 @@ class TensorProduct(nn.Module):
         sums: list[Tensor | None] = [None] * len(self.irreps_out)
         place = 0
         for step in self.steps:
-            one = first[:, parts1[step.first]].reshape(rows, -1, size_of(step.ranks[0], inner))
-            two = second[:, parts2[step.second]].reshape(rows, -1, size_of(step.ranks[1], inner))
+            one = first[:, parts1[step.first]].unflatten(
+                1, (self.irreps_in1[step.first].mul, size_of(step.ranks[0], inner))
+            )
+            two = second[:, parts2[step.second]].unflatten(
+                1, (self.irreps_in2[step.second].mul, size_of(step.ranks[1], inner))
+            )
             coupled, scale = self._couple(one, two, step)
             if step.weights:
                 assert weights is not None
@@ -232,7 +238,7 @@ class TensorProduct(nn.Module):
             else:
                 axes = {"uvu": 2, "uvv": 1}.get(step.mode)
                 coupled = (coupled if axes is None else coupled.sum(axes)) * (scale * step.scale)
-            flat = coupled.reshape(rows, -1)
+            flat = coupled.flatten(1)
             before = sums[step.out]
             sums[step.out] = flat if before is None else before + flat
         return torch.cat(
@@ -257,7 +263,7 @@ class TensorProduct(nn.Module):
             return (one.unsqueeze(2) @ half).squeeze(2), 1.0
         rows, v, i, k = half.shape
         found = torch.bmm(one, half.transpose(1, 2).reshape(rows, i, v * k))
-        return found.reshape(rows, -1, v, k), 1.0
+        return found.reshape(rows, one.shape[1], v, k), 1.0
 
 
 @cache

@@ -1,14 +1,15 @@
 """Cartesian-3j symbols: how two irreducible Cartesian tensors become a third.
 
-Two definitions: "canonical" is the Wigner 3j symbol seen through the change of basis, so it has its norm and its
-symmetries; "path" is the coupling along the first path, whose size depends on the ranks. A product need not build
-either: contracting axes, and projecting what is left, gives the canonical one up to a number.
+Three sizes of one coupling: "canonical" is the Wigner 3j symbol seen through the change of basis, so it has its norm
+and its symmetries; "path" is the coupling along the first path; "contraction" is what contracting k axes times
+3^(-k/2) gives, as TACE does. A product need not build the symbol: contracting axes, and projecting what is left,
+suffices.
 """
 
 from __future__ import annotations
 
 from functools import cache
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from torch import Tensor
 from methods.common.errors import ConfigError, at_least
 from methods.tace.paths import coupling, irreducible_basis, path_matrix
 
-Symbol = Literal["canonical", "path"]
+Symbol = Literal["canonical", "path", "contraction"]
 
 
 class Contraction(NamedTuple):
@@ -80,7 +81,7 @@ def cartesian_3j(
         # Published code couples from the last axis to the first, so the second tensor's axes come first in the path.
         found = (path_matrix(_first_path(l1 + l2, l3)) @ c3.T).reshape(3**l2, 3**l1, 3**l3).transpose(0, 1)
     else:
-        raise ConfigError(f"symbol {symbol!r}: give one of {', '.join(get_args(Symbol))}")
+        raise ConfigError(f"symbol {symbol!r}: a dense symbol is canonical or path")
     return found.to(dtype=dtype, device=device)
 
 
@@ -97,12 +98,19 @@ def path_factor(l1: int, l2: int, l3: int) -> float:
 
     1 where l1 is at most 1, where l3 is 0 or l1 + l2; down to 1/15 at (3, 1, 2); not symmetric in the ranks.
     """
-    seen = torch.einsum(
-        "abc,ai,bj,ck->ijk",
-        cartesian_3j(l1, l2, l3, symbol="path"),
-        *(irreducible_basis(rank) for rank in (l1, l2, l3)),
-    )
+    along = path_matrix(_first_path(l1 + l2, l3)).reshape(3**l2, 3**l1, 2 * l3 + 1)
+    seen = torch.einsum("bak,ai,bj->ijk", along, irreducible_basis(l1), irreducible_basis(l2))
     return float((seen * coupling(l1, l2, l3)).sum()) / (2 * l3 + 1) ** 0.5
+
+
+def size_factor(symbol: Symbol, l1: int, l2: int, l3: int) -> float:
+    """The size of a coupling of irreducible tensors, as a multiple of the canonical one's of the same norm."""
+    if symbol == "path":
+        return path_factor(l1, l2, l3)
+    if symbol == "contraction":
+        plan = contraction_of(l1, l2, l3)
+        return float(3.0 ** (-plan.pairs / 2) / abs(plan.scale))
+    return 1.0
 
 
 @cache
@@ -134,23 +142,24 @@ def contract(first: Tensor, second: Tensor, l1: int, l2: int, pairs: int, crosse
         (rows, u, v, 3^(l1 + l2 - 2 pairs - crossed)).
     """
     rows, u, v = first.shape[0], first.shape[1], second.shape[1]
-    inner = 3**pairs
+    inner, before, behind = 3**pairs, 3 ** (l1 - pairs - crossed), 3 ** (l2 - pairs - crossed)
     if not crossed:
-        left = first.reshape(rows, -1, inner)
-        right = second.reshape(rows, v, inner, -1).transpose(1, 2).reshape(rows, inner, -1)
-        found = torch.bmm(left, right).reshape(rows, u, 3 ** (l1 - pairs), v, 3 ** (l2 - pairs))
-        return found.transpose(2, 3).reshape(rows, u, v, -1)
-    left = first.reshape(rows, u, -1, 3, inner)
-    right = second.reshape(rows, v, inner, 3, 3 ** (l2 - pairs - 1))
+        left = first.reshape(rows, u * before, inner)
+        right = second.reshape(rows, v, inner, behind).transpose(1, 2).reshape(rows, inner, v * behind)
+        found = torch.bmm(left, right).reshape(rows, u, before, v, behind)
+        return found.transpose(2, 3).flatten(3)
+    left = first.reshape(rows, u, before, 3, inner)
+    right = second.reshape(rows, v, inner, 3, behind)
     found = torch.einsum("zuapc,zvcqb->pqzuvab", left, right)
     cross = torch.stack(
         [found[1, 2] - found[2, 1], found[2, 0] - found[0, 2], found[0, 1] - found[1, 0]], dim=4
     )
-    return cross.reshape(rows, u, v, -1)
+    return cross.flatten(3)
 
 
 def contract_one(first: Tensor, second: Tensor, l1: int, l2: int, pairs: int, crossed: bool) -> Tensor:
     """The same, channel by channel: (rows, u, 3^l1) and (rows, u, 3^l2) to (rows, u, 3^(...))."""
     rows, u = first.shape[:2]
-    one = contract(first.reshape(rows * u, 1, -1), second.reshape(rows * u, 1, -1), l1, l2, pairs, crossed)
-    return one.reshape(rows, u, -1)
+    left, right = (tensor.reshape(rows * u, 1, tensor.shape[2]) for tensor in (first, second))
+    one = contract(left, right, l1, l2, pairs, crossed)
+    return one.reshape(rows, u, one.shape[-1])

@@ -65,8 +65,8 @@ def test_what_is_no_path_is_refused(path: tuple[int, ...]) -> None:
 
 
 def test_matrices_that_would_fill_the_memory_are_refused() -> None:
-    with pytest.raises(ConfigError, match="at most 8"):
-        path_matrix(9)
+    with pytest.raises(ConfigError, match="at most 12"):
+        path_matrix(13)
     with pytest.raises(ConfigError, match="rank 9"):
         ictd(9)
     with pytest.raises(ConfigError, match="rank -1"):
