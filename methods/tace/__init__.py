@@ -1,8 +1,8 @@
 """A Cartesian-3j framework for interatomic potentials (Xu et al., ICML 2026, arXiv 2512.16882).
 
 Features are irreducible Cartesian tensors. `path_matrix` and `ictd` decompose; `cartesian_3j` couples two tensors,
-`ggcc` many; `TensorProduct`, `Linear`, `Gate` and `NormActivation` have e3nn's interface and normalisation. `TACE`
-and the twins `CartesianMACE`, `CartesianNequIP` and `CartesianAllegro` take graphs and give energies, forces and stress.
+`ggcc` many; `TensorProduct`, `Linear`, `Gate` and `NormActivation` have the interface and normalisation of e3nn.
+`TACE` and the twins `CartesianMACE`, `CartesianNequIP` and `CartesianAllegro` make energies and forces of graphs.
 """
 
 try:
