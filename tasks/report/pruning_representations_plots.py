@@ -22,6 +22,7 @@ TASKS = {
 }
 SUBLAYERS = {"attn": "attentions", "mlp": "MLPs", "block": "blocks"}
 KEEPS, LOSES = 90, 50
+ROW = 9  # variants beside each other
 
 
 def readable(variant: str) -> str:
@@ -129,21 +130,24 @@ def plot_decoding(table: pd.DataFrame) -> Figure:
 
 
 def plot_tasks(tasks: pd.DataFrame) -> Figure:
-    """What each task keeps, by variant: choice tasks filled, written ones open."""
+    """What each task keeps, by variant, in rows of nine at most: choice tasks filled, written ones open."""
     part = tasks[tasks.variant != "dense"]
     variants = sorted(dict.fromkeys(part.variant), key=_variant_order)
-    names = _task_order(part)
-    figure = Figure(figsize=(max(7, 1.1 * len(variants) + 3), 5.5), layout="constrained")
-    axes = figure.subplots()
-    for i, task in enumerate(names):
-        own = part[part.task == task].set_index("variant").reindex(variants)
-        _points(axes, own, np.arange(len(variants)) + 0.1 * (i - (len(names) - 1) / 2), task, i, line="")
-    _bars(axes)
-    axes.set_xticks(range(len(variants)), list(names_of(variants).values()), rotation=25, ha="right")
-    axes.set_title("What a compressed model keeps of the dense score, with 95 % intervals")
-    figure.legend(
-        *axes.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False, fontsize=8
-    )
+    names, words = _task_order(part), names_of(variants)
+    panels = -(-len(variants) // ROW)
+    across = -(-len(variants) // panels)
+    figure = Figure(figsize=(max(7, 1.1 * across + 3), 1.2 + 4.3 * panels), layout="constrained")
+    for row, axes in enumerate(figure.subplots(panels, 1, sharey=True, squeeze=False)[:, 0]):
+        here = variants[row * across : (row + 1) * across]
+        for i, task in enumerate(names):
+            own = part[part.task == task].set_index("variant").reindex(here)
+            if own.kept.notna().any():
+                _points(axes, own, np.arange(len(here)) + _offset(i, names, 0.1), task, i, line="")
+        _bars(axes)
+        axes.set_xticks(range(len(here)), [words[name] for name in here], rotation=20, ha="right")
+        axes.set_xlim(-0.6, across - 0.4)
+    _legend(figure, ncols=3)
+    figure.suptitle("What a compressed model keeps of the dense score, with 95 % intervals")
     return figure
 
 
@@ -164,23 +168,35 @@ def plot_sweep(tasks: pd.DataFrame) -> Figure | None:
     panels = figure.subplots(1, len(kinds), sharey=True, squeeze=False)[0]
     names = _task_order(table)
     for axes, kind in zip(panels, kinds, strict=True):
+        counts = sorted(table[table.sublayer == kind].dropped.unique())
+        step = 0.06 * min(np.diff(counts))  # beside each other, not on top of each other
         for i, task in enumerate(names):
             own = table[(table.sublayer == kind) & (table.task == task)]
             if len(own):
-                _points(axes, own, own.dropped.to_numpy(), task, i, line="--" if _written(own) else "-")
+                places = own.dropped.to_numpy() + _offset(i, names, step)
+                _points(axes, own, places, task, i, line="--" if _written(own) else "-")
         _bars(axes)
         axes.set_xlabel(f"{SUBLAYERS[kind]} dropped")
-        axes.set_xticks(sorted(table[table.sublayer == kind].dropped.unique()))
+        axes.set_xticks(counts)
     for axes in panels[1:]:
         axes.set_ylabel("")
-    labels = {
-        label: handle
-        for axes in panels
-        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
-    }
-    figure.legend(labels.values(), labels, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+    _legend(figure, ncols=3)
     figure.suptitle("What is kept of the dense score as more is dropped, with 95 % intervals")
     return figure
+
+
+def _offset(place: int, names: list[str], step: float) -> float:
+    return step * (place - (len(names) - 1) / 2)
+
+
+def _legend(figure: Figure, ncols: int) -> None:
+    """One legend below all panels, each label once."""
+    labels = {
+        label: handle
+        for axes in figure.axes
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(labels.values(), labels, loc="outside lower center", ncols=ncols, frameon=False, fontsize=8)
 
 
 def _points(axes: Axes, own: pd.DataFrame, places: np.ndarray, task: str, colour: int, line: str) -> None:
@@ -218,6 +234,7 @@ def _task_order(tasks: pd.DataFrame) -> list[str]:
     return known + sorted(set(tasks.task) - set(known))
 
 
-def _variant_order(name: str) -> tuple[str, int, str]:
-    head, _, tail = name.rpartition("-")
-    return (head, int(tail), "") if tail.isdigit() else ("~", 0, name)
+def _variant_order(name: str) -> tuple[bool, str, int]:
+    """By family and number: drop-attn-2, drop-attn-12, drop-attn-4-by-kl; what has no number comes last."""
+    found = re.fullmatch(r"(drop-\w+-)(\d+)(.*)", name)
+    return (False, found[1] + found[3], int(found[2])) if found else (True, name, 0)
