@@ -14,8 +14,8 @@ import numpy as np
 
 from methods.span_norm.schemes import shown
 from methods.span_norm.study import Run
-from methods.span_norm.study_claims import PRE, SPAN, Claim, final_loss
-from methods.span_norm.study_plan import GRID
+from methods.span_norm.study_claims import PRE, SPAN, Claim, final_loss, variant
+from methods.span_norm.study_plan import GRID, LONGER
 
 Rows = Sequence[Mapping[str, Any]]
 RATES = (2.5e-4, 3.54e-4, 5e-4, 7.07e-4, *GRID)
@@ -46,9 +46,24 @@ def chosen_rate(losses: Mapping[float, float]) -> float:
 
 
 def search_runs(base: Run, seed: int, further: Sequence[str] = ()) -> list[Run]:
-    """The candidates as they are searched, further ones (scheme/start) too; their rates are still to be set."""
-    pairs = [name.split("/") for name in (*COMPARED_CANDIDATES, *further)]
-    return [replace(base, scheme=scheme, init=init, seed=seed) for scheme, init in pairs]
+    """The candidates as they are searched; their rates are still to be set.
+
+    Args:
+        base: the sizes that all share.
+        seed: of the search.
+        further: other placements as scheme/start; with a third word, `longer`, also a longer warm-up.
+    """
+    found = []
+    for name in (*COMPARED_CANDIDATES, *further):
+        scheme, init, *longer = name.split("/")
+        warmup = base.warmup * (LONGER if longer else 1)
+        found.append(replace(base, scheme=scheme, init=init, warmup=warmup, seed=seed))
+    return found
+
+
+def name_of(run: Run, base: Run) -> str:
+    """The candidate of a run, with its warm-up where that is not the usual one."""
+    return variant({"candidate": run.candidate, "warmup": run.warmup}, base.warmup)
 
 
 def compared_runs(searched: Mapping[str, float], base: Run, seeds: Sequence[int]) -> list[Run]:

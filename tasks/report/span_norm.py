@@ -67,6 +67,8 @@ def loss_table(parts: Parts) -> pd.DataFrame:
 def _run_name(run: pd.Series, usual: pd.Series) -> str:
     """The candidate, and in what it differs from the usual run."""
     words = {"layers": "blocks", "warmup": "warm-up steps", "experts": "experts"}
+    if "/warmup" in str(run.candidate):  # its name says it
+        words.pop("warmup")
     more = [f"{run[name]} {word}" for name, word in words.items() if run[name] != usual[name]]
     if run.stage == SEARCH:
         more.append("search of the rate")

@@ -22,7 +22,15 @@ import numpy as np
 from methods.common.errors import ConfigError
 from methods.span_norm.study import Run, start_laws, train_run
 from methods.span_norm.study_claims import final_loss
-from methods.span_norm.study_deep import COMPARED, SEARCH, chosen_rate, compared_runs, next_rate, search_runs
+from methods.span_norm.study_deep import (
+    COMPARED,
+    SEARCH,
+    chosen_rate,
+    compared_runs,
+    name_of,
+    next_rate,
+    search_runs,
+)
 from methods.span_norm.study_plan import LONGER, Plan, runs_of
 from tasks.pretrain.config import CorpusSettings
 from tasks.pretrain.corpus import PARTS, check_corpus, load_record, load_rows
@@ -146,11 +154,12 @@ def search_and_compare(corpus: Reference, settings: SpanNormStudy, bank: Path) -
     while runs := [
         replace(run, rate=rate)
         for run in search_runs(base, deep.search_seed, deep.further)
-        if (rate := next_rate(losses.get(run.candidate, {}))) is not None
+        if (rate := next_rate(losses.get(name_of(run, base), {}))) is not None
     ]:
-        for row in train_all(runs, corpus, settings, bank):
-            losses.setdefault(row["candidate"], {})[row["rate"]] = final_loss(row)
-            found.append({**row, "stage": SEARCH})
+        for run, row in zip(runs, train_all(runs, corpus, settings, bank), strict=True):
+            name = name_of(run, base)
+            losses.setdefault(name, {})[run.rate] = final_loss(row)
+            found.append({**row, "candidate": name, "stage": SEARCH})
     chosen = {candidate: chosen_rate(tried) for candidate, tried in losses.items()}
     logger.info("rates that the search chose: %s", chosen)
     rows = train_all(compared_runs(chosen, base, deep.seeds), corpus, settings, bank)

@@ -7,7 +7,14 @@ from pydantic import Field, model_validator
 from tasks.config import Config, Distinct, Seeds
 
 Part = Literal["start", "moderate", "rates", "range", "smaller", "depth", "experts", "deep"]
-FurtherCandidate = Literal["prenorm/none", "postnorm/inv_sqrt_depth", "span/inv_depth", "prenorm/inv_depth"]
+FurtherCandidate = Literal[
+    "prenorm/none",
+    "postnorm/inv_sqrt_depth",
+    "span/inv_depth",
+    "prenorm/inv_depth",
+    "span/inv_sqrt_depth/longer",
+    "prenorm/inv_sqrt_depth/longer",
+]
 
 
 class DeepSearch(Config):
@@ -27,7 +34,7 @@ class DeepSearch(Config):
     further: Annotated[tuple[FurtherCandidate, ...], Distinct] = Field(
         default=(),
         description="Placements and starts that are searched as well, and not compared: prenorm/none is unscaled, "
-        "inv_depth starts at 1/L",
+        "inv_depth starts at 1/L, longer warms up five times as long",
     )
     seeds: Seeds = Field(default=(1, 2, 3, 4), min_length=2, description="Seeds that are compared, in pairs")
 
@@ -40,6 +47,11 @@ class DeepSearch(Config):
             )
         if self.warmup >= self.steps:
             raise ValueError(f"warmup={self.warmup}: give fewer than steps={self.steps}")
+        if 5 * self.warmup >= self.steps and any(name.endswith("longer") for name in self.further):
+            raise ValueError(
+                f"warmup={self.warmup}: the further placements warm up five times as long, which is not below "
+                f"steps={self.steps}; give more steps or fewer of warm-up"
+            )
         return self
 
 

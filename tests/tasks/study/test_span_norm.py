@@ -166,11 +166,11 @@ def test_the_deep_part_searches_each_rate_and_goes_on_where_it_was_killed(
 ) -> None:
     sizes = {
         "layers": 3,
-        "steps": 5,
+        "steps": 8,
         "warmup": 1,
         "search_seed": 9,
         "seeds": [4, 2],
-        "further": ["span/inv_depth"],
+        "further": ["span/inv_depth", "span/inv_sqrt_depth/longer"],
     }
     settings = tiny(text, parts=["deep"], deep=sizes)
     trained: list[Any] = []
@@ -188,7 +188,7 @@ def test_the_deep_part_searches_each_rate_and_goes_on_where_it_was_killed(
     limit = 100
     found = search_and_compare(corpus, settings, tmp_path)
     assert len(trained) == len(set(trained)) == len(found)  # nothing twice
-    assert {(run.layers, run.steps, run.warmup) for run in trained} == {(3, 5, 1)}
+    assert {(run.layers, run.steps, run.warmup) for run in trained} == {(3, 8, 1), (3, 8, 5)}
     assert {row["seed"] for row in found if row["stage"] == "search"} == {9}
     compared = [(row["scheme"], row["rate"], row["seed"]) for row in found if row["stage"] == "compared"]
     assert compared == [
@@ -203,6 +203,7 @@ def test_the_deep_part_searches_each_rate_and_goes_on_where_it_was_killed(
         "SpanNorm, 1/√L, search of the rate",
         "PreNorm, 1/√L, search of the rate",
         "SpanNorm, 1/L, search of the rate",
+        "SpanNorm, 1/√L, 5 warm-up steps, search of the rate",
         "SpanNorm, 1/√L",
         "PreNorm, 1/√L",
     ]
@@ -211,6 +212,7 @@ def test_the_deep_part_searches_each_rate_and_goes_on_where_it_was_killed(
     assert metrics["claims"]["deep/rate/span/inv_sqrt_depth"]["mean"] == 1.41e-3
     assert metrics["claims"]["deep/searched/span/inv_depth"]["mean"] == pytest.approx(2.09)
     assert "deep/loss/span/inv_depth" not in metrics["claims"]
+    assert "deep/searched/span/inv_sqrt_depth/warmup5" in metrics["claims"]
     assert len(verdicts) == 3
 
 
@@ -219,6 +221,8 @@ def test_the_seed_of_the_search_is_none_of_the_compared(text: Path) -> None:
         tiny(text, deep={"search_seed": 2})
     with pytest.raises(ValidationError, match="warmup=75: give fewer than steps=50"):
         tiny(text, deep={"steps": 50})
+    with pytest.raises(ValidationError, match="warmup=10: the further placements warm up five times as long"):
+        tiny(text, deep={"steps": 50, "warmup": 10, "further": ["span/inv_sqrt_depth/longer"]})
 
 
 def test_a_training_that_two_parts_share_is_one_run_in_mlflow(
