@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any, get_args
 
-from methods.common.errors import ConfigError
+import numpy as np
+from scipy import sparse
+
+from methods.common.errors import ConfigError, DataError
 
 
 def check_choice(field: str, value: Any, literal: Any) -> None:
@@ -50,3 +53,17 @@ def check_number(
             if bound is not None
         ]
         raise ConfigError(f"{field} {value!r}: give a number {' and '.join(bounds)}".rstrip())
+
+
+def check_squares(field: str, rows: Any) -> None:
+    """Raises DataError when squared distances between the rows `[n, d]`, dense or sparse, leave the finite numbers."""
+    values = rows.data if sparse.issparse(rows) else rows
+    if values.size == 0:
+        return
+    largest = float(max(values.max(), -values.min()))
+    limit = math.sqrt(float(np.finfo(values.dtype).max) / (4 * rows.shape[1]))
+    if largest > limit:
+        raise DataError(
+            f"{field} holds values up to {largest:.3g}, whose squares overflow in {values.dtype}; divide columns by "
+            "their scale"
+        )

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from methods.common.errors import ConfigError
+from methods.sc_fagc.bound_values import bound_values
 from methods.sc_fagc.rounding import whole_bounds
 
 DEFAULT_SHARES = (0.8, 1.2)
@@ -28,7 +29,7 @@ class SizeBounds:
         """From `size_min` and `size_max` in `unit`; None takes 0.8 and 1.2 of an equal share.
 
         Raises:
-            ConfigError: an unknown unit, wrong lengths, numbers below 0, a lower bound above its upper one, or sums
+            ConfigError: an unknown unit, what `bound_values` refuses, a lower bound above its upper one, or sums
                 that the number of samples does not lie between.
         """
         scales = {"samples": 1.0, "anchors": samples / anchors, "share": samples / clusters}
@@ -41,14 +42,7 @@ class SizeBounds:
             if value is None:
                 found.append(np.full(clusters, share * samples / clusters))
                 continue
-            array = np.asarray(value, dtype=np.float64)
-            if array.ndim > 1 or (array.ndim == 1 and len(array) != clusters):
-                raise ConfigError(
-                    f"{name}: has shape {array.shape}; give one number or {clusters}, one a cluster"
-                )
-            if np.isnan(array).any() or (array < 0).any():
-                raise ConfigError(f"{name}={value}: give numbers of at least 0")
-            found.append(np.broadcast_to(array * scales[unit], (clusters,)).astype(np.float64))
+            found.append(bound_values(name, value, clusters) * scales[unit])
         lower, upper = found
         # A default gives way to the bound that a person set.
         if size_min is None:

@@ -12,6 +12,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from methods.common.checks import check_number, check_squares
 from methods.common.clustering_scores import overshoot
 from methods.common.errors import ConfigError, DataError
 from methods.sc_fagc.anchors import choose_anchors
@@ -146,6 +147,7 @@ class SCFAGC(ClusterMixin, BaseEstimator):
         """Cluster the samples `[n, d]`, dense or CSR; `y` is ignored."""
         x = validate_data(self, X, accept_sparse="csr", dtype=(np.float64, np.float32), ensure_min_samples=2)
         self._check_parameters(x.shape[0])
+        check_squares("X", x)
         rng = check_random_state(self.random_state)
         c = self.n_clusters
 
@@ -204,6 +206,7 @@ class SCFAGC(ClusterMixin, BaseEstimator):
                 "affinity='precomputed' labels the given samples only; new ones need affinity='anchor'"
             )
         x = validate_data(self, X, accept_sparse="csr", dtype=(np.float64, np.float32), reset=False)
+        check_squares("X", x)
         return anchor_graph(x, self.anchors_, self.n_neighbors_)
 
     def _transmit(self, graph: sparse.csr_array, new: bool = False) -> np.ndarray:
@@ -236,8 +239,13 @@ class SCFAGC(ClusterMixin, BaseEstimator):
             isinstance(self.eps, int | float | np.number) and 0 < float(self.eps) < np.inf
         ):
             raise ConfigError(f"eps={self.eps!r}: give 'auto' or a number above 0")
-        if not 0 < self.eps_share < 1:
-            raise ConfigError(f"eps_share={self.eps_share!r}: give a number between 0 and 1")
+        check_number("eps_share", self.eps_share, above=0, below=1)
+        check_number("tol", self.tol, least=0)
+        check_number("ot_tol", self.ot_tol, above=0)
+        if not isinstance(self.anneal, tuple | list):
+            raise ConfigError(f"anneal={self.anneal!r}: give a tuple of numbers, () for none")
+        for factor in self.anneal:
+            check_number("anneal", factor, above=0)
         if n < self.n_clusters:
             raise DataError(f"X has n_samples={n}, fewer than n_clusters={self.n_clusters}; lower n_clusters")
 

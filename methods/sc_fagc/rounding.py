@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from methods.common.errors import ConfigError, DataError
+from methods.sc_fagc.bound_values import bound_values
 
 
 def round_bounded(scores: Any, lower: Any, upper: Any, *, prices: Any = None) -> np.ndarray:
@@ -46,14 +47,7 @@ def whole_bounds(lower: Any, upper: Any, m: int, c: int, what: str = "rows") -> 
     Raises:
         ConfigError: see `round_bounded`.
     """
-    given = []
-    for name, values in (("lower", lower), ("upper", upper)):
-        array = np.asarray(values, dtype=np.float64)
-        if array.ndim > 1 or (array.ndim == 1 and len(array) != c):
-            raise ConfigError(f"{name}: has shape {array.shape}; give one number or {c}, one a cluster")
-        if np.isnan(array).any() or (array < 0).any():
-            raise ConfigError(f"{name}: holds {array.min()}; give numbers of at least 0")
-        given.append(np.broadcast_to(array, (c,)))
+    given = [bound_values(name, values, c) for name, values in (("lower", lower), ("upper", upper))]
     # A bound that was scaled by a ratio of counts misses a whole number by rounding only.
     low = np.ceil(given[0] - 1e-9 * np.maximum(given[0], 1)).astype(np.int64)
     high = np.floor(np.minimum(given[1], m) * (1 + 1e-9) + 1e-9).astype(np.int64)

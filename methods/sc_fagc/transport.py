@@ -16,6 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 from methods.common.errors import ConfigError, DataError
+from methods.sc_fagc.bound_values import bound_values
 
 Solver = Literal["sinkhorn", "newton", "sweeps"]
 NEWTON_STEPS = 200
@@ -173,16 +174,7 @@ def _solve(
 
 
 def _checked_bounds(lower: Any, upper: Any, c: int, total: float) -> tuple[np.ndarray, np.ndarray]:
-    bounds = []
-    for name, given in (("lower", lower), ("upper", upper)):
-        value = np.asarray(given, dtype=np.float64)
-        if value.ndim > 1 or (value.ndim == 1 and len(value) != c):
-            raise ConfigError(f"{name}: has shape {value.shape}; give one number or {c}, one a column")
-        value = np.broadcast_to(value, (c,)).copy()
-        if np.isnan(value).any() or (value < 0).any():
-            raise ConfigError(f"{name}: holds {value.min()}; give numbers of at least 0")
-        bounds.append(value)
-    low, high = bounds
+    low, high = (bound_values(name, given, c) for name, given in (("lower", lower), ("upper", upper)))
     if (low > high).any():
         j = int(np.argmax(low - high))
         raise ConfigError(f"lower[{j}]={low[j]:g} is above upper[{j}]={high[j]:g}; lower it")

@@ -202,6 +202,12 @@ X = np.random.default_rng(0).normal(size=(200, 3))
         ),
         ({"size_min": [1, 2]}, ConfigError, r"size_min: has shape \(2,\); give one number or 4"),
         ({"size_max": np.nan}, ConfigError, "size_max=nan: give numbers of at least 0"),
+        ({"size_min": "many"}, ConfigError, "size_min='many': give one number or 4, one a cluster"),
+        ({"tol": -1}, ConfigError, "tol -1: give a number of at least 0"),
+        ({"ot_tol": 0}, ConfigError, "ot_tol 0: give a number above 0"),
+        ({"anneal": 0.8}, ConfigError, "anneal=0.8: give a tuple"),
+        ({"anneal": (-0.5,)}, ConfigError, "anneal -0.5: give a number above 0"),
+        ({"eps_share": 1.0}, ConfigError, "eps_share 1.0: give a number above 0 and below 1"),
         ({"size_unit": "rows"}, ConfigError, "size_unit='rows': give one of samples, anchors, share"),
         ({"eps": 0}, ConfigError, "eps=0: give 'auto' or a number above 0"),
         ({"objective": "cut"}, ConfigError, "objective='cut': give one of sum, ratio"),
@@ -229,6 +235,19 @@ def test_numbers_that_are_none(bad: float) -> None:
     x[3, 1] = bad
     with pytest.raises(ValueError, match=r"NaN|infinity"):
         SCFAGC(4).fit(x)
+
+
+@pytest.mark.parametrize("scale", [1e160, -1e160])
+@pytest.mark.parametrize("make", [np.asarray, sparse.csr_array])
+def test_values_whose_squares_overflow(scale: float, make: Any) -> None:
+    rows = make(X * scale)
+    with pytest.raises(
+        DataError, match=r"X holds values up to .*e\+16\d, whose squares overflow in float64; divide"
+    ):
+        SCFAGC(4).fit(rows)
+    fit = SCFAGC(4, n_init=1, random_state=0).fit(X)
+    with pytest.raises(DataError, match="squares overflow"):
+        fit.predict(rows)
 
 
 def test_a_number_of_anchors_that_is_no_power_of_two_is_rounded_and_told() -> None:

@@ -72,9 +72,9 @@ def test_fractions_are_tightened_and_rounding_noise_is_not_a_fraction() -> None:
         (4, 9, "the lower ones add up to 12 and the upper ones to 27 whole rows, and 10 must lie between"),
         (0, 3, "lower bounds of 3 and upper ones of 4 can be met"),
         (3.2, 3.8, "cluster 0 needs at least 3.2 and at most 3.8 rows, and no whole number lies between"),
-        (-1, 9, "lower: holds -1"),
+        (-1, 9, "lower=-1"),
         ([1, 2], 9, r"lower: has shape \(2,\); give one number or 3"),
-        (0, np.nan, "upper: holds nan"),
+        (0, np.nan, "upper=nan"),
     ],
 )
 def test_bounds_that_cannot_be_met(low: object, high: object, says: str) -> None:

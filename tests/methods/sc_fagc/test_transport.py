@@ -159,8 +159,8 @@ def test_an_empty_column_and_far_scores_do_no_harm() -> None:
         ),
         ({"lower": [3, 0], "upper": [2, 4]}, r"lower\[0\]=3 is above upper\[0\]=2; lower it"),
         ({"lower": [1, 1, 1]}, r"lower: has shape \(3,\); give one number or 2"),
-        ({"lower": -1}, "lower: holds -1"),
-        ({"upper": np.nan}, "upper: holds nan"),
+        ({"lower": -1}, "lower=-1"),
+        ({"upper": np.nan}, "upper=nan"),
         ({"row_mass": [1, 1, 0, 1]}, "row_mass: give 4 finite numbers above 0"),
     ],
 )
