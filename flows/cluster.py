@@ -12,8 +12,16 @@ from tasks.cluster.features import check_features
 from tasks.cluster.steps import assign, cluster_samples, prepare_features
 from tasks.output_folder import check_output, write_output
 from tasks.prepare.steps import source_fingerprint
-from tasks.report.cluster import candidates, cluster_table, figures, log_methods, tables
-from tasks.report.publish import Report, publish, report_folder
+from tasks.report.cluster import (
+    Clustering,
+    candidates,
+    cluster_table,
+    figures,
+    log_methods,
+    score_table,
+    tables,
+)
+from tasks.report.publish import Report, markdown_table, publish, report_folder
 from tasks.step import StepResult
 from tasks.tracking import log_input
 
@@ -68,11 +76,15 @@ def cluster(config: ClusterConfig = ClusterConfig()) -> Report:
             tables(found, features.path),
             figures(found, features.path),
             [],
-            notes="\n".join(
-                [f"- {line}" for one in found for line in one.facts.get("notes", [])]
-                + [f"\nWritten to `{output}`."]
-            ),
+            notes=_notes(found, output),
         )
+
+
+def _notes(found: list[Clustering], output: Path) -> str:
+    scores = score_table(found)
+    against = [] if scores.empty else ["## Against the true classes", markdown_table(scores)]
+    doubts = "\n".join(f"- {line}" for one in found for line in one.facts.get("notes", []))
+    return "\n\n".join([*against, doubts, f"Written to `{output}`."])
 
 
 def _fill(place: Path, names: list[str], labelled: list[StepResult], assigned: list[StepResult]) -> None:

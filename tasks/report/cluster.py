@@ -1,6 +1,6 @@
 """Clusterings side by side: sizes against their bounds, a map of the samples, one MLflow run a method."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from tasks.report.comparison import shown_table
 from tasks.step import StepResult
 from tasks.tracking import RunContext, candidate_run, log_metrics, log_params, log_trace
 
-SHOWN = {
+SCORES = {
     "truth/acc": "accuracy",
     "truth/nmi": "NMI",
     "truth/purity": "purity",
@@ -23,8 +23,9 @@ SHOWN = {
     "truth/f_score": "F",
     "truth/precision": "precision",
     "truth/recall": "recall",
-    "silhouette": "silhouette",
 }
+# The page of a report holds some ten columns; what tells the most stands in the first table.
+FIRST = {"truth/acc": "accuracy", "truth/nmi": "NMI", "silhouette": "silhouette"}
 MAP_SAMPLE = 3_000
 
 
@@ -65,11 +66,21 @@ def cluster_table(found: Sequence[Clustering]) -> tuple[pd.DataFrame, dict[str, 
                 "largest": f"{facts['size/largest']:,}",
                 "bounds": "none" if most is None else f"{least:,.0f} to {most:,.0f}",
                 "beyond them": "-" if most is None else f"{100 * facts['size/overshoot']:.1f} %",
-                **{words: f"{numbers[name]:.3f}" for name, words in SHOWN.items() if name in numbers},
+                **_cells(facts, FIRST),
                 "seconds": f"{one.seconds:.1f}",
             }
         )
     return shown_table(rows), {"candidates": metrics}
+
+
+def score_table(found: Sequence[Clustering]) -> pd.DataFrame:
+    """All scores against the true classes, a row a method; empty without classes."""
+    rows = [{"method": one.name, **_cells(one.facts, SCORES)} for one in found]
+    return shown_table([row for row in rows if len(row) > 1])
+
+
+def _cells(facts: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, str]:
+    return {words: f"{facts[name]:.3f}" for name, words in names.items() if name in facts}
 
 
 def tables(found: Sequence[Clustering], features: Path) -> dict[str, pd.DataFrame]:

@@ -18,7 +18,7 @@ from tasks.cluster.config import ClusterSettings, FeatureSettings
 from tasks.cluster.features import build_features
 from tasks.cluster.methods import BUILT_IN, KMeansConstrainedPeer, KMeansPeer, ScFagc, clusterer_of
 from tasks.reference import Reference, reference_to
-from tasks.report.cluster import Clustering, cluster_table, figures, tables
+from tasks.report.cluster import SCORES, Clustering, cluster_table, figures, score_table, tables
 
 
 @pytest.fixture(scope="module")
@@ -122,6 +122,12 @@ def test_the_report_puts_methods_side_by_side(features: Reference, tmp_path: Pat
     shown, metrics = cluster_table(found)
     assert shown.method.tolist() == ["sc_fagc-4-n_init_2", "k_means-3"]
     assert shown.bounds.tolist() == ["48 to 72", "none"]
+    assert len(shown.columns) <= 10  # a report's page holds no more
+    scores = score_table(found)
+    assert scores.columns.tolist() == ["method", *SCORES.values()]
+    assert scores.accuracy[0] == f"{found[0].facts['truth/acc']:.3f}" == shown.accuracy[0]
+    bare = [one.model_copy(update={"facts": {"bounds": [0, None]}}) for one in found]
+    assert score_table(bare).empty
     assert metrics["candidates"]["k_means-3"]["size/largest"] > 100
     json.dumps(metrics, allow_nan=False)
     data = tables(found, features.path)
