@@ -19,6 +19,7 @@ from methods.approx_coresets.parts import Part, dense, joined, plain, relative_v
 from methods.approx_coresets.seeding import Seeds, seed
 from methods.approx_coresets.sizes import coreset_size
 from methods.approx_coresets.space import Floats, Ints, Space, space_of
+from methods.common.checks import check_flag, check_number, check_powers
 from methods.common.errors import ConfigError, DataError
 
 METHODS = ("sensitivity", "group")
@@ -241,6 +242,8 @@ class ApproxCoreset(BaseEstimator):
             centers = np.asarray(centers, dtype=np.float64)
             if centers.ndim != 2 or centers.shape[1] != self.n_features_in_ or not len(centers):
                 raise DataError(f"centers: shape {centers.shape}; give (any, {self.n_features_in_})")
+            if not np.isfinite(centers).all():
+                raise DataError("centers: some hold NaN or infinity; give finite ones")
         return self._space(self.points_).cost(centers, self.weights_)
 
     def save(self, path: str | Path) -> Path:
@@ -316,7 +319,9 @@ class ApproxCoreset(BaseEstimator):
         ):
             if getattr(self, name) not in allowed:
                 raise ConfigError(f"{name}={getattr(self, name)!r}: choose one of {', '.join(allowed)}")
-        if isinstance(self.init, str) and self.init not in INITS:
+        centres = 1 if self.metric == "precomputed" else 2  # row numbers, or points
+        known = self.init in INITS if isinstance(self.init, str) else np.ndim(self.init) == centres
+        if not known:
             raise ConfigError(f"init={self.init!r}: choose one of {', '.join(INITS)}, or give centres")
         for name, least in (
             ("n_clusters", 1),
@@ -326,8 +331,10 @@ class ApproxCoreset(BaseEstimator):
             ("reduce_factor", 1),
         ):
             value = getattr(self, name)
-            if not isinstance(value, int | np.integer) or value < least:
+            if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
                 raise ConfigError(f"{name}={value!r}: give a whole number of at least {least}")
+        check_number("eps", self.eps, above=0, below=1)
+        check_flag("merge_duplicates", self.merge_duplicates)
         if not isinstance(self.z, int | float | np.number) or not (self.z >= 1 and math.isfinite(self.z)):
             raise ConfigError(f"z={self.z!r}: give 2 (k-means), 1 (k-median), or another power of at least 1")
         if self.method == "group" and self.scores != "four_term":
@@ -357,6 +364,7 @@ class ApproxCoreset(BaseEstimator):
             dtype="numeric",
             reset=reset,
         )
+        check_powers("X", X, max(2.0, float(self.z)), np.float64)
         if self.metric == "precomputed":
             if X.shape[0] != X.shape[1]:
                 raise DataError(f"X: shape {X.shape}; precomputed distances are a square matrix")
@@ -364,7 +372,10 @@ class ApproxCoreset(BaseEstimator):
                 raise DataError("X: precomputed distances hold a negative number; give distances")
         weights = None
         if sample_weight is not None:
-            weights = _check_sample_weight(sample_weight, X, dtype=np.float64)
+            try:
+                weights = _check_sample_weight(sample_weight, X, dtype=np.float64)
+            except (TypeError, ValueError) as error:
+                raise DataError(f"sample_weight: {str(error).splitlines()[0]}") from error
             if (weights < 0).any():
                 raise DataError("sample_weight: holds a negative number; weights are 0 or more")
         return X, weights

@@ -55,15 +55,25 @@ def check_number(
         raise ConfigError(f"{field} {value!r}: give a number {' and '.join(bounds)}".rstrip())
 
 
-def check_squares(field: str, rows: Any) -> None:
-    """Raises DataError when squared distances between the rows `[n, d]`, dense or sparse, leave the finite numbers."""
+def check_powers(field: str, rows: Any, power: float = 2.0, dtype: Any = None) -> None:
+    """Raises DataError when distances between the rows `[n, d]`, to a power, leave the finite numbers.
+
+    Args:
+        field: named in the message.
+        rows: dense or sparse.
+        power: 2 for squared distances.
+        dtype: in which they are computed; None for that of the rows. Integers never leave float64.
+    """
     values = rows.data if sparse.issparse(rows) else rows
-    if values.size == 0:
+    computed = np.dtype(values.dtype if dtype is None else dtype)
+    if values.size == 0 or not np.issubdtype(values.dtype, np.floating):
         return
     largest = float(max(values.max(), -values.min()))
-    limit = math.sqrt(float(np.finfo(values.dtype).max) / (4 * rows.shape[1]))
+    # Every difference is at most twice the largest value, and a sum of n powers is still to come.
+    room = math.log(float(np.finfo(computed).max)) - math.log(max(rows.shape[0], 2))
+    limit = math.exp(room / power) / (2 * math.sqrt(rows.shape[1]))
     if largest > limit:
         raise DataError(
-            f"{field} holds values up to {largest:.3g}, whose squares overflow in {values.dtype}; divide columns by "
+            f"{field} holds values up to {largest:.3g}: powers of distances overflow in {computed}; divide columns by "
             "their scale"
         )

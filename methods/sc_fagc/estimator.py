@@ -12,7 +12,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from methods.common.checks import check_number, check_squares
+from methods.common.checks import check_number, check_powers
 from methods.common.clustering_scores import overshoot
 from methods.common.errors import ConfigError, DataError
 from methods.sc_fagc.anchors import choose_anchors
@@ -147,7 +147,7 @@ class SCFAGC(ClusterMixin, BaseEstimator):
         """Cluster the samples `[n, d]`, dense or CSR; `y` is ignored."""
         x = validate_data(self, X, accept_sparse="csr", dtype=(np.float64, np.float32), ensure_min_samples=2)
         self._check_parameters(x.shape[0])
-        check_squares("X", x)
+        check_powers("X", x)
         rng = check_random_state(self.random_state)
         c = self.n_clusters
 
@@ -206,7 +206,7 @@ class SCFAGC(ClusterMixin, BaseEstimator):
                 "affinity='precomputed' labels the given samples only; new ones need affinity='anchor'"
             )
         x = validate_data(self, X, accept_sparse="csr", dtype=(np.float64, np.float32), reset=False)
-        check_squares("X", x)
+        check_powers("X", x)
         return anchor_graph(x, self.anchors_, self.n_neighbors_)
 
     def _transmit(self, graph: sparse.csr_array, new: bool = False) -> np.ndarray:

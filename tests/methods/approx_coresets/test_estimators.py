@@ -95,8 +95,11 @@ def test_every_kind_of_input_gives_the_same(tmp_path: Path) -> None:
         ({"n_clusters": 0}, "n_clusters=0"),
         ({"n_clusters": 2.5}, "n_clusters=2.5"),
         ({"size": 0}, "size=0"),
-        ({"eps": 0.0}, r"eps=0.0: give a number between 0 and 1"),
-        ({"eps": 1.0}, "eps=1.0"),
+        ({"n_clusters": True}, "n_clusters=True"),
+        ({"eps": 0.0}, r"eps 0.0: give a number above 0 and below 1"),
+        ({"eps": 1.0}, "eps 1.0"),
+        ({"eps": "small"}, "eps 'small'"),
+        ({"merge_duplicates": "yes"}, "merge_duplicates 'yes': give True or False"),
         ({"size_rule": "guess"}, "size_rule='guess': choose one of practice, theory"),
         ({"z": 0.5}, "z=0.5: give 2"),
         ({"z": "two"}, "z='two'"),
@@ -105,6 +108,8 @@ def test_every_kind_of_input_gives_the_same(tmp_path: Path) -> None:
         ({"weights": "none"}, "weights='none'"),
         ({"method": "magic"}, "method='magic'"),
         ({"init": "zeros"}, "init='zeros'"),
+        ({"init": 3}, "init=3: choose one of"),
+        ({"init": []}, r"init=\[\]: choose one of"),
         ({"metric": "cosine"}, "metric='cosine'"),
         ({"chunk_size": 0}, "chunk_size=0"),
         ({"init_lloyd": -1}, "init_lloyd=-1"),
@@ -144,6 +149,10 @@ def test_wrong_data() -> None:
         ApproxCoreset(2, metric="precomputed").partial_fit(np.ones((4, 4)))
     with pytest.raises(DataError, match=r"centers: shape \(3, 2\); give \(any, 3\)"):
         made.fit(X).cost(np.ones((3, 2)))
+    with pytest.raises(DataError, match="centers: some hold NaN"):
+        made.fit(X).cost(np.full((3, 3), np.nan))
+    with pytest.raises(DataError, match="sample_weight: could not convert string"):
+        made.fit(X, sample_weight=np.array(["a"] * 30))
     with pytest.raises(ConfigError, match="takes no sample_weight"):
         CoresetClusterer(AgglomerativeClustering(), ApproxCoreset(2)).fit(X)
     with pytest.raises(ConfigError, match="polish=-1"):
@@ -152,6 +161,17 @@ def test_wrong_data() -> None:
         audit(X, made, [X[:2]], gamma=0.5)
     with pytest.raises(DataError, match="at least one set of centres"):
         audit(X, made, [])
+
+
+@pytest.mark.parametrize(("z", "scale"), [(2, 1e160), (2, -1e200), (4, 1e80), (1, 1e160)])
+def test_distances_that_overflow_are_refused(z: float, scale: float) -> None:
+    """Costs would be infinite, every score NaN, and the coreset empty."""
+    with pytest.raises(DataError, match=r"X holds values up to .*: powers of distances overflow in float64"):
+        ApproxCoreset(2, z=z, size=5).fit(mixture(30) * scale)
+    with pytest.raises(DataError, match="overflow"):
+        ApproxCoreset(2, z=z, size=5).partial_fit(mixture(30) * scale)
+    just = ApproxCoreset(2, z=z, size=5, random_state=0).fit(mixture(30) * 1e60 ** (2 / max(z, 2)))
+    assert 0 < just.weights_.sum() < 1e3
 
 
 @pytest.mark.parametrize("scores", ["four_term", "two", "lightweight", "uniform"])

@@ -239,14 +239,14 @@ def test_numbers_that_are_none(bad: float) -> None:
 
 @pytest.mark.parametrize("scale", [1e160, -1e160])
 @pytest.mark.parametrize("make", [np.asarray, sparse.csr_array])
-def test_values_whose_squares_overflow(scale: float, make: Any) -> None:
+def test_values_whose_distances_overflow(scale: float, make: Any) -> None:
     rows = make(X * scale)
     with pytest.raises(
-        DataError, match=r"X holds values up to .*e\+16\d, whose squares overflow in float64; divide"
+        DataError, match=r"X holds values up to .*e\+16\d: powers of distances overflow in float64; divide"
     ):
         SCFAGC(4).fit(rows)
     fit = SCFAGC(4, n_init=1, random_state=0).fit(X)
-    with pytest.raises(DataError, match="squares overflow"):
+    with pytest.raises(DataError, match="powers of distances overflow"):
         fit.predict(rows)
 
 
