@@ -103,7 +103,10 @@ def tables(parts: Parts) -> dict[str, pd.DataFrame]:
     if "deep" in parts:
         found["deep"] = frame[frame.part == "deep"]
         found["deep_layer_use"] = pd.DataFrame(_drops(parts["deep"]))
-    return found
+    return {
+        name: table if name == "deep" else table.drop(columns="stage", errors="ignore")
+        for name, table in found.items()
+    }
 
 
 def _drops(runs: Rows) -> list[dict[str, Any]]:
