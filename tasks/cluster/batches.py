@@ -59,7 +59,7 @@ def _stream_files(source: str) -> list[Path]:
         raise DataError(
             f"data {source}: a hub data set is not read by batches; store it first (datasets.save_to_disk)"
         )
-    files = feature_files(source)
+    files = feature_files(source, several_arrays=True)
     if any(file.suffix.lower() == ".npz" for file in files):
         raise DataError(f"data {source}: an .npz cannot be read by parts; store the array as .npy")
     return files

@@ -102,13 +102,20 @@ def read_table(settings: FeatureSettings) -> pd.DataFrame | None:
     return pd.concat([_read_file(path) for path in files], ignore_index=True)
 
 
-def feature_files(source: str) -> list[Path]:
-    """The files of a source; none for a saved data set and one of the hub."""
+def feature_files(source: str, *, several_arrays: bool = False) -> list[Path]:
+    """The files of a source; none for a saved data set and one of the hub.
+
+    Raises:
+        DataError: nothing is there, or an array among several files, unless `several_arrays`.
+    """
     if source_kind(source) != "files":
         return []
     files = source_files(source, TABLES + ARRAYS)
-    if len(files) > 1 and any(path.suffix.lower() in ARRAYS for path in files):
-        raise DataError(f"data {source}: holds arrays beside other files; give one array, or tables")
+    arrays = sum(path.suffix.lower() in ARRAYS for path in files)
+    if arrays and len(files) > 1 and not several_arrays:
+        raise DataError(
+            f"data {source}: {arrays} of {len(files)} files are arrays; stack them into one .npy, or give tables only"
+        )
     return files
 
 

@@ -51,6 +51,10 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     parts.mkdir()
     for i in range(3):
         table.iloc[i * 400 : (i + 1) * 400].to_parquet(parts / f"part-{i}.parquet", index=False)
+    arrays = folder / "arrays"
+    arrays.mkdir()
+    for i in range(3):
+        np.save(arrays / f"part-{i}.npy", rows()[i * 400 : (i + 1) * 400])
     lists = pd.DataFrame({"embedding": list(rows())})
     lists.to_parquet(folder / "lists.parquet", index=False)
     return folder
@@ -61,7 +65,8 @@ def read(source: StreamSource) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    "name", ["a.npy", "a.csv", "a.parquet", "a.jsonl", "a.arrow", "saved", "parts", "parts/*.parquet"]
+    "name",
+    ["a.npy", "a.csv", "a.parquet", "a.jsonl", "a.arrow", "saved", "parts", "parts/*.parquet", "arrays"],
 )
 @pytest.mark.parametrize("partitions", [1, 3, 100])
 def test_every_kind_of_file_gives_all_rows_in_order(files: Path, name: str, partitions: int) -> None:

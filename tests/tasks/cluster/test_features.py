@@ -177,5 +177,5 @@ def test_what_is_not_there_is_told_before_any_work(tmp_path: Path) -> None:
         check_features(FeatureSettings(source=str(tmp_path / "nowhere.csv")))
     (tmp_path / "a.npy").write_bytes(b"")
     (tmp_path / "b.csv").write_text("x\n1\n")
-    with pytest.raises(DataError, match="holds arrays beside other files"):
+    with pytest.raises(DataError, match=r"of \d files are arrays; stack them into one \.npy"):
         check_features(FeatureSettings(source=str(tmp_path)))
