@@ -47,6 +47,44 @@ def _told() -> Iterator[None]:
                     typer.echo(f"warning: {warning.message}", err=True)
 
 
+@contextmanager
+def _named(file: Path) -> Iterator[None]:
+    """Put the file's name before what is wrong with its bytes."""
+    from methods.pmatic import FormatError, MismatchError
+
+    try:
+        yield
+    except (FormatError, MismatchError) as error:
+        error.args = (f"{file}: {error}", *error.args[1:])
+        raise
+
+
+def _same_text(calibration: str, source: Path) -> bool:
+    place = Path(calibration).expanduser()
+    return place.is_file() and (place.samefile(source) or place.read_bytes() == source.read_bytes())
+
+
+def _check_free(place: Path) -> None:
+    """Refuse a file that is there, or whose folder cannot be made, before any work."""
+    from methods.common.errors import DataError
+
+    if place.exists():
+        raise DataError(f"{place} exists already; name another file with --output")
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(
+            f"{place}: {place.parent} is no folder that can be written ({error.strerror})"
+        ) from error
+
+
+def _write(place: Path, data: bytes) -> None:
+    """Write a file as a whole or not at all."""
+    part = place.with_name(place.name + ".part")
+    part.write_bytes(data)
+    part.replace(place)
+
+
 def _settings(**values: object) -> "ArchiveSettings":
     from pydantic import ValidationError
 
@@ -111,7 +149,7 @@ def compress(
     ],
     model: Model,
     output: Annotated[
-        Path | None, typer.Option(help=f"File to write [default: the source's name and {SUFFIX}].")
+        Path | None, typer.Option(help=f"File to write; else the source's name and {SUFFIX}.")
     ] = None,
     codec: Annotated[Path | None, typer.Option(help="What `seedloom archive calibrate` wrote.")] = None,
     calibration: Annotated[str, typer.Option(help="Without a codec: text to calibrate on, other text.")] = "",
@@ -133,8 +171,12 @@ def compress(
         if not source.is_file():
             raise DataError(f"{source}: is no file; `seedloom run archive --source {source}` takes folders")
         place = output or source.with_name(source.name + SUFFIX)
-        if place.exists():
-            raise DataError(f"{place} exists already; name another file with --output")
+        _check_free(place)
+        if codec is None and calibration and _same_text(calibration, source):
+            raise ConfigError(
+                f"calibration {calibration}: is what will be compressed, so the bound would be measured on it; "
+                "give other text of its kind"
+            )
         if codec is None and not calibration and not bound:
             raise ConfigError("give --codec, or --calibration to measure the mismatch on, or --bound")
         settings = _settings(bound=bound, window=window, dtype=dtype, rows=rows)
@@ -146,9 +188,7 @@ def compress(
             again = decompress_text(blob, loaded.second("steps"), loaded.tokenizer, codec=used, rows=rows)
             if again != data:
                 raise DataError(f"{source}: did not come back; nothing was written")
-        part = place.with_name(place.name + ".part")
-        part.write_bytes(blob)
-        part.replace(place)
+        _write(place, blob)
         share = f" ({8 * len(blob) / len(data):.3f} bits per byte)" if data else ""
         typer.echo(f"{place}: {len(data):,} bytes in {len(blob):,}{share}{', read back' if verify else ''}")
 
@@ -176,10 +216,10 @@ def decompress(
         place = output or source.with_name(source.name.removesuffix(SUFFIX) or "restored")
         if source.is_dir():
             place = output or source.with_name(source.name + "-restored")
-        if place.exists() and not source.is_dir():
-            raise DataError(f"{place} exists already; name another file with --output")
         if not source.exists():
             raise DataError(f"{source}: does not exist")
+        if not source.is_dir():
+            _check_free(place)
         settings = _settings(window=window, dtype=dtype, rows=rows)
         if source.is_dir():
             count = restore(source, _loaded(model, settings), place, rows)
@@ -187,17 +227,16 @@ def decompress(
             return
         blob = source.read_bytes()
         used = PMATICCodec.load(codec) if codec else None
-        archive = Archive.unpack(blob)
-        loaded = _loaded(model, settings)
-        steps = loaded.second("steps")
-        if chunk is None:
-            found = decompress_text(blob, steps, loaded.tokenizer, codec=used, rows=rows)
-            data = found.encode("utf-8", "surrogatepass") if isinstance(found, str) else found
-        else:
-            ((_, data),) = read_segments(archive, steps, loaded.tokenizer, codec=used, indices=[chunk])
-        part = place.with_name(place.name + ".part")
-        part.write_bytes(data)
-        part.replace(place)
+        with _named(source):
+            archive = Archive.unpack(blob)
+            loaded = _loaded(model, settings)
+            steps = loaded.second("steps")
+            if chunk is None:
+                found = decompress_text(blob, steps, loaded.tokenizer, codec=used, rows=rows)
+                data = found.encode("utf-8", "surrogatepass") if isinstance(found, str) else found
+            else:
+                ((_, data),) = read_segments(archive, steps, loaded.tokenizer, codec=used, indices=[chunk])
+        _write(place, data)
         typer.echo(f"{place}: {len(data):,} bytes")
 
 
@@ -223,6 +262,7 @@ def inspect(
             data = source.read_bytes()
         except OSError as error:
             raise DataError(f"{source}: cannot be read ({error.strerror})") from error
-        facts = describe_codec(PMATICCodec.load(source)) if data[:4] == b"PMC\x01" else describe(data)
+        with _named(source):
+            facts = describe_codec(PMATICCodec.load(source)) if data[:4] == b"PMC\x01" else describe(data)
         for name, value in facts.items():
             typer.echo(f"{name:<22} {value:.6g}" if isinstance(value, float) else f"{name:<22} {value}")

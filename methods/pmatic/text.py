@@ -1,7 +1,7 @@
 """Text and bytes as archives: cut into segments that are tokenised, coded and checked each on its own.
 
 A segment whose tokens do not give exactly its bytes back (a tokenizer that changes what it reads, bytes that are no
-UTF-8) is stored instead; nothing is ever changed.
+UTF-8), and one that the model makes larger than DEFLATE does, is stored instead; nothing is ever changed.
 """
 
 from __future__ import annotations
@@ -127,6 +127,7 @@ def compress_text(
     calibration: str | bytes = b"",
     reference: Any = None,
     embed: bool = True,
+    store_larger: bool = True,
     **options: Any,
 ) -> bytes:
     """An archive of a text.
@@ -139,6 +140,7 @@ def compress_text(
         Delta: the bound. calibration: text to fit the codec on, other than `text`. reference: a second computation
             of the model that measures Delta on it. options: for `PMATICCodec`.
         embed: put the codec into the archive.
+        store_larger: store a segment that the model would make larger than DEFLATE does.
 
     Raises:
         ConfigError: no codec and no way to a bound, a wrong option. NumericalError: logits that are not finite.
@@ -156,10 +158,14 @@ def compress_text(
     chunks = []
     for part, is_text in _parts(data, tokenizer, codec):
         ids = tokenise(part, tokenizer) if is_text else None
+        stored = Chunk.stored(part)
         if ids is None:
-            chunks.append(Chunk.stored(part))
-        else:
-            chunks.append(Chunk.coded(len(ids), part, codec.encode_chunk(ids, predictor)[0]))
+            chunks.append(stored)
+            continue
+        coded = Chunk.coded(len(ids), part, codec.encode_chunk(ids, predictor)[0])
+        # What the model does not expect, such as the inside of an image, would take more than its own size.
+        smaller = len(coded.payload) <= len(stored.payload)
+        chunks.append(coded if smaller or not store_larger else stored)
     return codec.archive(
         chunks, predictor, data, text=True, was_str=isinstance(text, str), embed=embed
     ).pack()

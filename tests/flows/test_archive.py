@@ -48,8 +48,27 @@ def test_a_file_from_calibration_to_restoration(place: Path, monkeypatch: pytest
     damaged[-1] ^= 1
     (place / "damaged.pmz").write_bytes(damaged)
     status, out, err = run("decompress", "damaged.pmz", *model, "--output", "no.txt")
-    assert (status, err.strip()) == (2, "error: chunk 3 was changed since it was written")
+    assert (status, err.strip()) == (2, "error: damaged.pmz: chunk 3 was changed since it was written")
     assert not (place / "no.txt").exists()
+
+
+def test_mistakes_at_the_command_line(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(place)
+    model = ("--model", "ngram:known.txt")
+    (place / "copy.txt").write_bytes((place / "source/a.txt").read_bytes())
+    for given in ("source/a.txt", "copy.txt"):
+        status, _, err = run("compress", "source/a.txt", *model, "--calibration", given)
+        assert (status, err.count("\n")) == (2, 1)
+        assert f"calibration {given}: is what will be compressed" in err
+    for command, where in (("decompress", model), ("inspect", ())):
+        status, _, err = run(command, "known.txt", *where, *(("--output", "no.txt") if where else ()))
+        assert (status, err.strip()) == (2, "error: known.txt: is no archive written by Seedloom")
+    made = ("compress", "source/a.txt", *model, "--calibration", "other.txt", "--output")
+    assert run(*made, "new/folder/a.pmz")[0] == 0
+    assert (place / "new/folder/a.pmz").is_file()
+    status, _, err = run(*made, "known.txt/a.pmz")
+    assert (status, err.count("\n")) == (2, 1)
+    assert "known.txt is no folder" in err
 
 
 @pytest.mark.server
