@@ -50,18 +50,21 @@ def policy_table(policies: Policies, timings: Mapping[str, Any]) -> pd.DataFrame
 
 
 def verdicts(policies: Policies) -> list[Verdict]:
-    """Whether steering gains over the resample control, and whether it harms."""
+    """Whether steering gains over both controls, and whether it harms."""
     facts = policies.get("steer", {})
-    if "gain_over_resample" not in facts:
+    controls = {
+        "resample": "steering gains over rolling back without an edit",
+        "random": "steering gains over random directions of the same strength",
+    }
+    found = []
+    for control, claim in controls.items():
+        if f"gain_over_{control}" not in facts:
+            continue
+        low, high, gain = (100 * facts[f"gain_over_{control}{end}"] for end in ("_low", "_high", ""))
+        measured = f"{gain:+.1f} points, 95 % interval {low:+.1f} to {high:+.1f}; bar: above 0"
+        found.append(Verdict(claim=claim, held=low > 0, measured=measured))
+    if not found:
         return []
-    low, high, gain = (100 * facts[f"gain_over_resample{end}"] for end in ("_low", "_high", ""))
-    found = [
-        Verdict(
-            claim="steering gains over rolling back without an edit",
-            held=low > 0,
-            measured=f"{gain:+.1f} points, 95 % interval {low:+.1f} to {high:+.1f}; bar: above 0",
-        )
-    ]
     if "gain_over_plain" in facts:
         gain = 100 * facts["gain_over_plain"]
         found.append(

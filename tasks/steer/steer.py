@@ -254,7 +254,7 @@ def answers(
 
 
 def policy_facts(found: dict[str, Rows], questions: Sequence[dict[str, str]]) -> dict[str, dict[str, Any]]:
-    """Accuracy, tokens and, against plain and against the resample control, who was fixed and who was harmed."""
+    """Accuracy, tokens and, against plain and against both controls, who was fixed and who was harmed."""
     groups = [row["group"] for row in questions]
     right = {name: np.array([float(row["right"]) for row in rows]) for name, rows in found.items()}
     facts: dict[str, dict[str, Any]] = {}
@@ -269,7 +269,7 @@ def policy_facts(found: dict[str, Rows], questions: Sequence[dict[str, str]]) ->
             "trigger_rate": sum(row["triggers"] for row in rows) / max(1, sentences),
             "finished": float(np.mean([row["finished"] for row in rows])),
         }
-        for other in ("plain", "resample"):
+        for other in ("plain", "resample", "random"):
             if other in found and other != name:
                 c = compare(right[name], right[other], groups)
                 facts[name] |= {

@@ -160,7 +160,11 @@ def test_the_report_shows_gain_cost_and_harm(made: Any) -> None:
     assert table.loc["plain", "thrown away"] == "0.0"
     assert "/" in table.loc["DynaSteer", "fixed / harmed of plain"]
     found = verdicts(summary["policies"])
-    assert [verdict.held for verdict in found] == [True, True]
+    facts = summary["policies"]["steer"]
+    assert [v.held for v in found] == [True, facts["gain_over_random_low"] > 0, True]
+    assert "random directions" in found[1].claim
+    bare = {key: value for key, value in facts.items() if "random" not in key}
+    assert len(verdicts({**summary["policies"], "steer": bare})) == 2
     worse = {**summary["policies"], "steer": {**summary["policies"]["plain"], "gain_over_resample": 0.1}}
     worse["steer"] |= {"gain_over_resample_low": -0.01, "gain_over_resample_high": 0.2}
     assert not verdicts(worse)[0].held
