@@ -218,7 +218,7 @@ def plot_layer_use(drops: pd.DataFrame) -> Figure:
     for i, (candidate, group) in enumerate(drops.groupby("candidate", sort=False)):
         _band(axes, group.groupby("block").rise, shown(str(candidate)), f"C{i}")
     axes.set_xlabel("block that is left out")
-    axes.set_ylabel("rise of the held-out loss (nats a byte), linear below 0.01")
+    axes.set_ylabel("rise of the held-out loss\n(nats a byte, linear below 0.01)")
     axes.set_yscale("symlog", linthresh=0.01)
     axes.set_title("What each block does: mean and range over seeds")
     axes.grid(alpha=0.3)
@@ -250,11 +250,15 @@ def plot_deep(runs: pd.DataFrame) -> Figure:
     searched, pairs = runs[runs.stage == SEARCH], runs[runs.stage == COMPARED]
     every = list(searched.candidate.unique())
     names = [name for name in every if name in set(pairs.candidate)]
+    top = searched.loss.min() + NEAR
     for i, name in enumerate(every):
         mine = searched[searched.candidate == name].sort_values("rate")
         search.plot(mine.rate, mine.loss, "o-", color=f"C{i}", markersize=4, label=shown(name))
-        failed = mine[mine.diverged]
-        search.scatter(failed.rate, failed.loss, color="black", marker="x", s=40, zorder=3)
+        for _, run in mine[mine.loss > top].iterrows():
+            words = f"{run.loss:.2f}" + (", diverged" if run.diverged else "")
+            place = {"xytext": (run.rate, top - 0.06 * NEAR * (i + 1)), "ha": "left", "fontsize": 9}
+            search.annotate(f" {words} \u2191", (run.rate, top), color=f"C{i}", **place)
+    search.set_ylim(searched.loss.min() - 0.1 * NEAR, top)
     search.set_xscale("log")
     ticks = sorted(searched.rate.unique())
     search.set_xticks(ticks, [f"{1000 * rate:.3g}" for rate in ticks])
@@ -262,7 +266,7 @@ def plot_deep(runs: pd.DataFrame) -> Figure:
     search.set_xlabel("peak learning rate / 0.001")
     search.set_ylabel("held-out loss (nats a byte)")
     seed = ", ".join(str(seed) for seed in searched.seed.unique())
-    search.set_title(f"The search of the rates, seed {seed} (x: left the finite numbers)", fontsize=10)
+    search.set_title(f"The search of the rates, seed {seed}", fontsize=10)
     search.legend(frameon=False)
     for _, group in pairs.groupby("seed"):
         by_name = group.set_index("candidate").loss
