@@ -149,26 +149,29 @@ def test_to_a_million_samples(benchmark: Any) -> None:
 def test_against_spectral_clustering(benchmark: Any) -> None:
     """scikit-learn's, with a full similarity matrix and with one of nearest neighbours."""
     ours, full, near = [], [], []
-    sizes = (1_000, 2_000, 4_000)
+    sizes = (1_000, 2_000, 4_000, 12_000)
     for n in sizes:
         x = samples(n)
         ours.append(seconds(lambda x=x: fit(x, 256), 2))
         for kind, found in (("rbf", full), ("nearest_neighbors", near)):
+            if kind != "rbf" and n > 4_000:
+                continue
             peer = SpectralClustering(CLUSTERS, affinity=kind, gamma=1 / FEATURES, random_state=0)
             found.append(seconds(lambda peer=peer, x=x: peer.fit(x)))
-    large = samples(32_000)
+    large = samples(64_000)
     ours_large = seconds(lambda: fit(large, 256))
     peer = SpectralClustering(CLUSTERS, affinity="nearest_neighbors", random_state=0)
     near_large = seconds(lambda: peer.fit(large))
     benchmark.extra_info |= {
-        "full_to_ours_4000": full[-1] / ours[-1],
+        "full_to_ours_4000": full[2] / ours[2],
+        "full_to_ours_12000": full[3] / ours[3],
         "full_exponent": float(np.polyfit(np.log(sizes), np.log(full), 1)[0]),
-        "near_to_ours_4000": near[-1] / ours[-1],
-        "near_to_ours_32000": near_large / ours_large,
+        "near_to_ours_4000": near[-1] / ours[2],
+        "near_to_ours_64000": near_large / ours_large,
     }
     benchmark.pedantic(lambda: None, rounds=1)
-    assert full[-1] > ours[-1]
-    assert near_large > ours_large
+    assert full[-1] > 100 * ours[-1]
+    assert near_large > 100 * ours_large
 
 
 def test_parts(benchmark: Any) -> None:
