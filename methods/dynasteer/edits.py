@@ -91,6 +91,21 @@ class HeadDirections:
     def __len__(self) -> int:
         return len(self.layers)
 
+    def check(self, shape: tuple[int, int, int]) -> None:
+        """Raises ValueError, naming the tensor, unless all fit a model of (blocks, heads, head width)."""
+        count, patterns = self.w.shape[:2] if self.w.ndim == 3 else (-1, -1)
+        table, wide = (count, patterns), (count, patterns, shape[2])
+        wanted = {"layers": (count,), "heads": (count,), "w": wide, "push": wide}
+        for name, value in vars(self).items():
+            if tuple(value.shape) != wanted.get(name, table):
+                raise ValueError(f"{name} has shape {tuple(value.shape)}")
+            if value.is_floating_point() and not bool(value.isfinite().all()):
+                raise ValueError(f"{name} holds NaN or infinity")
+        for name, size in (("layers", shape[0]), ("heads", shape[1])):
+            places = getattr(self, name)
+            if places.is_floating_point() or not bool(((places >= 0) & (places < size)).all()):
+                raise ValueError(f"{name} names one that is not among {size}")
+
     def take(self, index: Tensor) -> HeadDirections:
         """A part of the heads."""
         return HeadDirections(**{name: value[index] for name, value in vars(self).items()})

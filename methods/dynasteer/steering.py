@@ -389,6 +389,8 @@ class DynaSteer(BaseEstimator):
             made.scores_ = made.accuracy_ if made.rank == "probe" else made.ratio_
             blocks, heads, width = (int(size) for size in record["shape"])
             made.shape_ = (blocks, heads, width)
+            for directions in (made.directions_, made.random_):
+                directions.check(made.shape_)
             made.gate_ = None if record["gate"] is None else EntropyGate(**record["gate"])
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
             raise DataError(f"{place}: holds no whole steering ({error}); give what `save` wrote") from error

@@ -24,10 +24,11 @@ from methods.dynasteer.edits import HeadEdit
 from methods.dynasteer.forks import build_forks
 from methods.dynasteer.gate import ALWAYS, EntropyGate
 from methods.dynasteer.heads import HeadActivations, capture_heads
+from methods.dynasteer.numbers import answered_number
 from methods.dynasteer.planted import make_planted, planted_problems
 from methods.dynasteer.sampling import GenConfig
 from methods.dynasteer.steering import DynaSteer
-from methods.dynasteer.trajectories import Problem, answer_text, answered_number, collect_trajectories
+from methods.dynasteer.trajectories import Problem, answer_text, collect_trajectories
 from methods.dynasteer.world import STEPS, make_problems, make_tokenizer
 
 DRAW = GenConfig(temperature=1.0, top_p=1.0, top_k=0, max_new_tokens=40, batch_size=1000)

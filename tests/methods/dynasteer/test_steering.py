@@ -1,5 +1,6 @@
 """The estimator: the planted truth must be gained, what is saved is loaded, mistakes are told."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 
@@ -145,6 +147,28 @@ def test_a_damaged_file_is_told(planted: Any, tmp_path: Path) -> None:
         DynaSteer.load(tmp_path / "nowhere")
 
 
+@pytest.mark.parametrize("name", ["layers", "heads", "w", "mu", "sigma", "kept", "random"])
+def test_tensors_that_do_not_fit_are_told(planted: Any, tmp_path: Path, name: str) -> None:
+    """A steering that loads all the same would change texts without an error."""
+    *_, steering = planted
+    place = steering.save(tmp_path / "saved")
+    whole = load_file(place / "steering.safetensors")
+    value = whole[name]
+    damaged = {"longer": torch.cat([value, value])}
+    if value.is_floating_point():
+        damaged["nan"] = torch.full_like(value, float("nan"))
+    if name in ("layers", "heads"):
+        damaged |= {"negative": value * 0 - 1, "beyond": value * 0 + 99}
+    for tensor in damaged.values():
+        save_file(whole | {name: tensor.contiguous()}, place / "steering.safetensors")
+        with pytest.raises(
+            DataError, match=r"holds no whole steering \((layers|heads|w|mu|sigma|kept|push) "
+        ):
+            DynaSteer.load(place)
+    save_file(whole, place / "steering.safetensors")
+    DynaSteer.load(place)
+
+
 def test_the_steering_works_inside_transformers_own_generate(planted: Any) -> None:
     made, *_, steering = planted
     rows = torch.tensor([p.prompt for p in planted_problems(200, 4)])
@@ -225,6 +249,25 @@ def test_votes_at_a_given_cost() -> None:
         ("no idea", "7", False),
         ("7 apples, no 8", "7", False),
         ("", "7", False),
+        (r"\boxed{\frac{3}{4}}", r"\frac{3}{4}", True),
+        (r"\boxed{\frac{7}{4}}", r"\frac{3}{4}", False),
+        (r"it is \boxed{-\dfrac{6}{8}}", "-0.75", True),
+        (r"\boxed{2\frac{1}{2}}", "2.5", True),
+        (r"\boxed{x = 5 \text{ apples}}", "5", True),
+        (r"\boxed{x^2+5}", "5", False),
+        (r"\boxed{y-5}", "5", False),
+        (r"first \boxed{1}, no, \boxed{2", "1", False),
+        ("so 1/2", "3/2", False),
+        ("so 3/2.", "1.5", True),
+        ("it is 20-10", "-10", False),
+        ("it is \u221242", "-42", True),
+        ("1.5e3 metres", "1500", True),
+        ("it costs $18.", "$18", True),
+        ("9" * 400, "8" * 400, False),
+        ("9" * 400, "9" * 400, True),
+        ("9" * 5000, "7", False),
+        ("a third: 0.333", "1/3", False),
+        ("1/0", "7", False),
     ],
 )
 def test_numbers_are_read_from_answers(text: str, answer: str, right: bool) -> None:
@@ -235,8 +278,9 @@ def test_words_are_read_from_the_last_line() -> None:
     assert words_are_right("First.\nThe answer is (B).\n", Problem("?", "B"))
     assert not words_are_right("B.\nNo, C", Problem("?", "B"))
     assert not words_are_right("", Problem("?", "B"))
-    with pytest.raises(DataError, match="answer 'B' is no number"):
-        number_is_right("1", Problem("?", "B"))
+    for answer in ("B", "y-5", "x^2+5", "3 or 4", "1/0", ""):
+        with pytest.raises(DataError, match=re.escape(f"answer {answer!r} is no number")):
+            number_is_right("1", Problem("?", answer))
 
 
 def test_mistakes_are_told(planted: Any) -> None:

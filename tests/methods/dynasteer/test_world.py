@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from methods.common.errors import DataError
 from methods.dynasteer.analysis import compare, gain_by_entropy, repetition
-from methods.dynasteer.trajectories import answered_number
+from methods.dynasteer.numbers import answered_number
 from methods.dynasteer.world import (
     ID,
     MODULUS,
