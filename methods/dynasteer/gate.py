@@ -60,6 +60,11 @@ class EntropyGate:
                 raise ConfigError(
                     f"entropy={entropy!r}: the trajectories' entropies are {trajectory.entropy!r}; name that kind"
                 )
+            if entropy == "topk" and trajectory.entropy_k != entropy_k:
+                raise ConfigError(
+                    f"entropy_k={entropy_k}: the trajectories' entropies are over {trajectory.entropy_k} tokens; name "
+                    "that number"
+                )
             found.extend(sentence.entropy for sentence in trajectory.sentences)
         if not found:
             raise DataError("trajectories: hold no sentence; the gate needs at least one")

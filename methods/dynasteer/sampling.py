@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from methods.common.checks import check_number, check_whole
 from methods.common.errors import ConfigError
 
 EntropyMode = Literal["full", "topk"]
@@ -52,8 +53,8 @@ class GenConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.temperature < 0:
-            raise ConfigError(f"temperature={self.temperature} is negative; give 0 (greedy) or more")
+        check_number("temperature", self.temperature, least=0)
+        check_whole("seed", self.seed, 0)
         if not 0 < self.top_p <= 1:
             raise ConfigError(f"top_p={self.top_p} is not in (0, 1]; 1 draws from all tokens")
         if min(self.max_new_tokens, self.max_sentence_tokens, self.batch_size, self.entropy_k) < 1:

@@ -16,6 +16,7 @@ import torch
 from sklearn.base import BaseEstimator
 from sklearn.exceptions import NotFittedError
 
+from methods.common.checks import check_number, check_whole
 from methods.common.errors import ConfigError, DataError
 from methods.dynasteer.decoding import Decoded, Policy, Scope, decode
 from methods.dynasteer.directions import (
@@ -125,12 +126,11 @@ class DynaSteer(BaseEstimator):
                 raise ConfigError(
                     f"{name}={getattr(self, name)!r} is not known; give {' or '.join(map(repr, allowed))}"
                 )
-        if self.alpha < 0:
-            raise ConfigError(f"alpha={self.alpha} is negative; 0 edits nothing, 3 is the paper's")
-        if min(self.n_clusters, self.n_heads) < 1:
-            raise ConfigError(f"n_clusters={self.n_clusters}, n_heads={self.n_heads}: give at least 1")
-        if not 0 < self.test_size < 1:
-            raise ConfigError(f"test_size={self.test_size} is not inside (0, 1); the paper takes 0.2")
+        check_number("alpha", self.alpha, least=0)
+        check_number("ridge", self.ridge, least=0)
+        check_number("test_size", self.test_size, above=0, below=1)
+        for name, least in (("n_clusters", 1), ("n_heads", 1), ("random_state", 0)):
+            check_whole(name, getattr(self, name), least)
 
     def fit(
         self, activations: HeadActivations, y: None = None, on_done: Callable[[int, int], None] | None = None

@@ -66,6 +66,7 @@ class Trajectory:
         finished: whether it ended by itself.
         entropy: the kind of the sentences' entropies.
         text: the decoded answer.
+        entropy_k: tokens of the kind "topk".
     """
 
     problem: int
@@ -75,6 +76,7 @@ class Trajectory:
     finished: bool
     entropy: EntropyMode
     text: str
+    entropy_k: int = 20
 
     def prefix(self, sentence: int) -> list[int]:
         """Prompt and the sentences before number `sentence` (from 1)."""
@@ -121,6 +123,7 @@ def collect_trajectories(
                 decoded.finished,
                 config.entropy,
                 text,
+                config.entropy_k,
             )
         )
     return trajectories

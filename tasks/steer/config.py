@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field, field_validator
 
 from tasks.config import Config, Distinct
 
@@ -57,6 +58,17 @@ class QuestionSettings(Config):
         return value
 
 
+def _regular_expression(value: str) -> str:
+    try:
+        re.compile(value)
+    except re.error as error:
+        raise ValueError(f"{value!r} is no regular expression ({error})") from None
+    return value
+
+
+RegularExpression = Annotated[str, AfterValidator(_regular_expression)]
+
+
 class DrawSettings(Config):
     """How answers are drawn."""
 
@@ -66,7 +78,7 @@ class DrawSettings(Config):
     top_p: float = Field(default=0.95, gt=0, le=1, description="Smallest set of tokens with this probability")
     top_k: int = Field(default=20, ge=0, le=1_000_000, description="Most likely tokens; 0 takes all")
     max_new_tokens: int = Field(default=64, ge=1, le=1_048_576, description="Tokens of an answer at most")
-    delimiter: str = Field(
+    delimiter: RegularExpression = Field(
         default=r"\n",
         min_length=1,
         description="Regular expression that ends a sentence; the paper's is '\\.\\n'",
@@ -74,7 +86,7 @@ class DrawSettings(Config):
     max_sentence_tokens: int = Field(
         default=256, ge=1, le=1_048_576, description="A sentence ends after so many tokens at the latest"
     )
-    stop: str = Field(
+    stop: RegularExpression = Field(
         default=r"\n\n",
         min_length=1,
         description="Regular expression that ends an answer, for models that would go on with the next question; "

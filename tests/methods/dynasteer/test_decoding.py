@@ -211,7 +211,9 @@ def test_hooks_are_gone_after_an_error_inside_generation() -> None:
 def test_mistakes_are_told() -> None:
     model = tiny_model("llama")
     for wrong, says in (
-        ({"temperature": -1}, "temperature=-1 is negative"),
+        ({"temperature": -1}, "temperature -1: give a number of at least 0"),
+        ({"temperature": float("nan")}, "temperature nan"),
+        ({"seed": -1}, "seed -1: give a whole number"),
         ({"top_p": 0}, "top_p=0 is not in"),
         ({"entropy": "half"}, "entropy='half' is not known"),
         ({"delimiter": "("}, "is no regular expression"),

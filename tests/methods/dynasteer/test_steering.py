@@ -286,11 +286,17 @@ def test_words_are_read_from_the_last_line() -> None:
 def test_mistakes_are_told(planted: Any) -> None:
     made, chains, gate, forks, acts, steering = planted
     for wrong, says in (
-        ({"alpha": -1.0}, "alpha=-1.0 is negative"),
+        ({"alpha": -1.0}, "alpha -1.0: give a number of at least 0"),
+        ({"alpha": float("nan")}, "alpha nan"),
+        ({"alpha": "3"}, "alpha '3'"),
+        ({"ridge": -1.0}, "ridge -1.0"),
+        ({"ridge": float("nan")}, "ridge nan"),
+        ({"n_clusters": 1.5}, "n_clusters 1.5: give a whole number of at least 1"),
+        ({"random_state": -1}, "random_state -1"),
         ({"alpha_unit": "metres"}, "alpha_unit='metres' is not known"),
         ({"rank": "size"}, "rank='size' is not known"),
-        ({"n_heads": 0}, "give at least 1"),
-        ({"test_size": 1.0}, "test_size=1.0 is not inside"),
+        ({"n_heads": 0}, "n_heads 0: give a whole number of at least 1"),
+        ({"test_size": 1.0}, "test_size 1.0: give a number above 0 and below 1"),
     ):
         with pytest.raises(ConfigError, match=says):
             DynaSteer(**wrong).fit(acts)  # type: ignore[arg-type]
@@ -300,6 +306,10 @@ def test_mistakes_are_told(planted: Any) -> None:
         clone(steering).fit(acts).generate(made.model, made.tokenizer, [(3,)])
     with pytest.raises(ConfigError, match="policy='push' is not known"):
         steering.generate(made.model, made.tokenizer, [(3,)], gate, policy="push")
+    few = [replace(chain, entropy="topk", entropy_k=3) for chain in chains]
+    with pytest.raises(ConfigError, match="entropy_k=20: the trajectories' entropies are over 3 tokens"):
+        EntropyGate.fit(few, entropy="topk")
+    assert EntropyGate.fit(few, entropy="topk", entropy_k=3).entropy_k == 3
     with pytest.raises(ConfigError, match=r"quantile=1.0 is not inside"):
         EntropyGate.fit(chains, 1.0)
     with pytest.raises(ConfigError, match="the trajectories' entropies are 'full'"):

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 from datasets import load_from_disk
+from pydantic import ValidationError
 
 from methods.common.errors import DataError
-from tasks.steer.config import QuestionSettings
+from tasks.steer.config import DrawSettings, QuestionSettings
 from tasks.steer.questions import as_problems, build_questions, check_questions, read_questions
 
 
@@ -101,3 +102,9 @@ def test_mistakes_are_told(tmp_path: Path) -> None:
         build_questions(own(tmp_path / "c.jsonl", rows[:1]), tmp_path / "out")
     with pytest.raises(DataError, match="holds no questions"):
         read_questions(tmp_path / "nowhere", "test")
+
+
+@pytest.mark.parametrize("field", ["delimiter", "stop"])
+def test_what_is_no_regular_expression_is_told(field: str) -> None:
+    with pytest.raises(ValidationError, match=r"'\(' is no regular expression"):
+        DrawSettings.model_validate({field: "("})
