@@ -17,7 +17,7 @@ run: setup
 # Files of tests run in two processes; `make test PROCESSES=0` runs all of them in one.
 PROCESSES ?= 2
 test: setup-test browser check
-	$(BIN)/python -m pytest -n $(PROCESSES) --dist loadgroup --no-loadscope-reorder
+	$(BIN)/python -m pytest -n $(PROCESSES) --no-loadscope-reorder
 
 check: setup-test
 	$(BIN)/ruff check .

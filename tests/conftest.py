@@ -7,7 +7,7 @@ os.environ.update({"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "DO_NOT_TR
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -41,16 +41,41 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Up]":
     assert started.end() == 0, started.output
 
 
+# Files whose tests share one `seedloom up`.
+SHARE_UP = {
+    "tests/flows/test_prefect_yaml.py",
+    "tests/flows/test_serve.py",
+    "tests/flows/test_task_runner.py",
+    "tests/ui/test_run_form.py",
+}
+
+
+def unit_of(nodeid: str) -> str:
+    """What one process runs as a whole: a file, or all files that share `seedloom up`; fixtures are made once."""
+    file = nodeid.partition("::")[0]
+    return "up" if file in SHARE_UP else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Units to processes: under pytest 9.2 the `--dist loadgroup` of pytest-xdist 3.8 groups nothing."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByUnit(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return unit_of(nodeid)
+
+    return ByUnit(config, log)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """One process runs a whole file, and one process all that share `seedloom up`: fixtures are made once.
-
-    Files that drive servers are the longest, so they start first; the test that ends the shared
-    `seedloom up` comes last.
-    """
+    """Files that drive servers are the longest, so they start first; the test that ends `seedloom up` comes last."""
     for item in items:
-        shared = "up" in getattr(item, "fixturenames", ())
-        item.add_marker(pytest.mark.xdist_group("up" if shared else item.nodeid.partition("::")[0]))
+        if "up" in getattr(item, "fixturenames", ()) and unit_of(item.nodeid) != "up":
+            raise pytest.UsageError(
+                f"{item.nodeid} uses `up`: name its file in SHARE_UP of tests/conftest.py"
+            )
     items.sort(
         key=lambda item: (
             item.get_closest_marker("ends_up") is not None,
