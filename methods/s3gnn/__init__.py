@@ -1,6 +1,7 @@
 """S3GNN: global mixing and local message passing for long-range graphs (Shi et al., ICML 2026, arXiv 2605.23467).
 
 `S3GNNConv` is one layer, `S3GNN` a model for node, graph or edge targets, `AddSpectralProjector` the transform
+that its routing branch needs, `S3GNNRegressor` and `S3GNNClassifier` estimators on lists of graphs, and
 `jacobian_sensitivity` measures how far a model looks. Names load when they are asked for: torch-geometric is slow to
 import.
 """
@@ -9,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from methods.s3gnn.estimators import S3GNNClassifier, S3GNNRegressor
     from methods.s3gnn.layer import FoldedS3GNNConv, S3GNNConv
     from methods.s3gnn.model import S3GNN
     from methods.s3gnn.sensitivity import jacobian_sensitivity
@@ -19,6 +21,8 @@ _HOMES = {
     "S3GNNConv": "layer",
     "FoldedS3GNNConv": "layer",
     "AddSpectralProjector": "spectral",
+    "S3GNNClassifier": "estimators",
+    "S3GNNRegressor": "estimators",
     "jacobian_sensitivity": "sensitivity",
 }
 
@@ -26,7 +30,9 @@ __all__ = [
     "S3GNN",
     "AddSpectralProjector",
     "FoldedS3GNNConv",
+    "S3GNNClassifier",
     "S3GNNConv",
+    "S3GNNRegressor",
     "jacobian_sensitivity",
 ]
 

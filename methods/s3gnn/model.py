@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from methods.s3gnn.layer import S3GNNConv
 from methods.s3gnn.network import ACTIVATIONS, Activation, GraphNetwork, Pool, Task
-from methods.s3gnn.operator import GraphOperator, OperatorCache, Spectral
+from methods.s3gnn.operator import GraphOperator, Spectral
 
 
 class S3GNN(GraphNetwork):
@@ -40,7 +40,6 @@ class S3GNN(GraphNetwork):
     ) -> None:
         super().__init__(in_channels, hidden, out_channels, num_layers, task, pool, act)
         self.convs = nn.ModuleList(S3GNNConv(hidden, **layer) for _ in range(num_layers))
-        self._cache = OperatorCache()
 
     def steps(
         self,
@@ -66,7 +65,7 @@ class S3GNN(GraphNetwork):
         if isinstance(edge_index, GraphOperator):
             return edge_index
         first: Any = self.convs[0]
-        return self._cache.get(
+        return self.cache.get(
             (edge_index, batch, edge_weight, spectral, x.shape[0], x.dtype),
             lambda: first.operator(x, edge_index, batch, edge_weight, spectral),
         )

@@ -12,7 +12,7 @@ from torch_geometric.utils import scatter
 from methods.common.checks import check_choice, check_whole
 from methods.common.errors import ConfigError, DataError
 from methods.s3gnn.layer import check_features, check_finite
-from methods.s3gnn.operator import Spectral
+from methods.s3gnn.operator import OperatorCache, Spectral
 
 Task = Literal["node", "graph", "edge"]
 Activation = Literal["relu", "tanh"]
@@ -59,6 +59,7 @@ class GraphNetwork(nn.Module):
         self.encoder = nn.Linear(in_channels, hidden)
         self.convs = nn.ModuleList()
         self.head = self._head()
+        self.cache = OperatorCache()
 
     def _head(self) -> nn.Module:
         if self.task == "node":

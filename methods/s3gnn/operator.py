@@ -331,7 +331,7 @@ class OperatorCache:
         flat = [part for t in tensors for part in (t if isinstance(t, tuple) else (t,))]
         if any(isinstance(t, Tensor) and t.requires_grad for t in flat):
             return make()
-        key = tuple((id(t), t._version if isinstance(t, Tensor) else 0) for t in flat)
+        key = tuple((id(t), t._version) if isinstance(t, Tensor) else t for t in flat)
         for kept in self._kept:
             if kept.key == key:
                 return kept.operator
