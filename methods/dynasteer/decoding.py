@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from methods.common.checks import check_whole
 from methods.common.errors import ConfigError, DataError, NumericalError
 from methods.dynasteer.edits import Control, Edit
 from methods.dynasteer.gate import EntropyGate
@@ -103,9 +104,14 @@ class Policy:
             raise ConfigError("scope='always' has no gate; leave the gate out")
         if self.restore and (self.scope != "fork" or not self.rollback):
             raise ConfigError("restore needs scope='fork' and rollback; set restore=False")
-        if self.last is not None and self.last < 0:
+        if self.scope == "always" and self.edit is None:
+            raise ConfigError("scope='always' without an edit is plain generation; give an edit, or Policy()")
+        check_whole("first", self.first, 1)
+        if self.last is not None:
+            check_whole("tau_decay (last)", self.last, self.first)
+        if self.scope == "always" and (self.first > 1 or self.last is not None or not self.rollback):
             raise ConfigError(
-                f"tau_decay={self.last} is negative; give the last sentence that may be steered"
+                "scope='always' edits every token; leave first, tau_decay (last) and rollback out"
             )
 
     def opens(self, entropy: float, number: int) -> bool:
@@ -167,17 +173,15 @@ def decode(
         on_done: called with (answers done, all) after each batch.
 
     Raises:
-        ConfigError: gate and config measure entropy in different ways; an empty prompt.
+        ConfigError: gate and config measure entropy in different ways; a prompt or its key that cannot be used.
         DataError: the model looks back over a window that rolled-back places would shift.
         NumericalError: logits are NaN (an edit that is far too strong, or a damaged model).
     """
     if policy.gate is not None:
         policy.gate.check(config)
-    if any(not len(prompt) for prompt in prompts):
-        raise ConfigError("a prompt has no token; give at least one (a beginning-of-text token)")
-    _check_window(model, max((len(p) for p in prompts), default=0) + config.max_new_tokens)
-    texts, ends = TokenTexts(tokenizer), end_tokens(model, tokenizer)
     names = range(len(prompts)) if keys is None else keys
+    _check_prompts(model, prompts, names, config)
+    texts, ends = TokenTexts(tokenizer), end_tokens(model, tokenizer)
     found: list[Decoded] = []
     attached = nullcontext(Control()) if policy.edit is None else policy.edit.attached(model)
     with torch.no_grad(), attached as control:
@@ -193,6 +197,33 @@ def decode(
             if on_done is not None:
                 on_done(len(found), len(prompts))
     return found
+
+
+def _check_prompts(
+    model: Any, prompts: Sequence[Sequence[int]], keys: Sequence[int], config: GenConfig
+) -> None:
+    """Refuse before any work what would fail, or be wrong, in the middle of it."""
+    if len(keys) != len(prompts):
+        raise ConfigError(f"keys: {len(keys)} for {len(prompts)} prompts; give one a prompt, or none at all")
+    for key in keys:
+        check_whole("key", int(key) if hasattr(key, "__index__") else key, 0)
+    size = int(model.get_input_embeddings().num_embeddings)
+    for number, prompt in enumerate(prompts):
+        if not len(prompt):
+            raise ConfigError(f"prompt {number} has no token; give at least one (a beginning-of-text token)")
+        if not (min(prompt) >= 0 and max(prompt) < size):
+            raise ConfigError(
+                f"prompt {number} holds token {max(prompt) if min(prompt) >= 0 else min(prompt)}, the model knows 0 to "
+                f"{size - 1}; encode the text with the model's own tokenizer"
+            )
+    longest = max((len(p) for p in prompts), default=0)
+    places = getattr(model.config, "max_position_embeddings", None)
+    if places and longest + config.max_new_tokens > places:
+        raise ConfigError(
+            f"max_new_tokens={config.max_new_tokens}: with a prompt of {longest} tokens the model has room for "
+            f"{max(0, places - longest)}; give at most that, or a shorter prompt"
+        )
+    _check_window(model, longest + config.max_new_tokens)
 
 
 def _check_window(model: Any, length: int) -> None:

@@ -108,10 +108,16 @@ def build_forks(
         on_done: called with (texts written, all known so far).
 
     Raises:
-        ConfigError: fewer than 2 forks or 1 completion, or entropies of another kind.
+        ConfigError: fewer than 2 forks or 1 completion, problems that are missing, or entropies of another kind.
     """
     if n_forks < 2 or n_label < 1:
         raise ConfigError(f"n_forks={n_forks}, n_label={n_label}: give at least 2 forks and 1 completion")
+    most = max((trajectory.problem for trajectory in trajectories), default=-1)
+    if most >= len(problems):
+        raise ConfigError(
+            f"problems: {len(problems)} are given, a trajectory answers number {most} (from 0); give all the problems "
+            "that collect_trajectories was given, in their order"
+        )
     config = config or GenConfig()
     gate.check(config)
     places = [

@@ -6,6 +6,7 @@ head, also where several query heads share keys and values.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 # Names of an attention's output projection, relative to the attention module; the first that is there counts.
 PROJECTIONS = ("o_proj", "out_proj", "c_proj", "dense")
+SAMPLED = 1_024  # values of a tensor that its fingerprint reads
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,22 @@ def head_layout(model: nn.Module) -> HeadLayout:
     return HeadLayout(tuple(found), n_heads, oriented_weight(found[0]).shape[1] // n_heads)
 
 
+def fingerprint_of(model: Any) -> str:
+    """Names a model by its weights: the same in float32 and bfloat16, another one after training or pruning.
+
+    sha256 over evenly spaced values of each tensor of the embeddings and the blocks, rounded to bfloat16.
+    """
+    digest = hashlib.sha256()
+    ends = (model.get_input_embeddings(), model.get_output_embeddings())
+    for module in (*residual_blocks(model), *(end for end in ends if end is not None)):
+        for name, weight in module.named_parameters():
+            flat = weight.detach().flatten()
+            places = torch.linspace(0, len(flat) - 1, min(len(flat), SAMPLED), dtype=torch.float64)
+            chosen = flat[places.round().long().to(flat.device)].to(torch.bfloat16).cpu().view(torch.int16)
+            digest.update(f"{name} {tuple(weight.shape)}".encode() + chosen.numpy().tobytes())
+    return digest.hexdigest()
+
+
 @dataclass(frozen=True)
 class HeadActivations:
     """States of every head at the last token of n labelled forks.
@@ -88,6 +106,7 @@ class HeadActivations:
         sentences: [n] number of the sentence in its answer, from 1.
         entropies: [n] mean entropy of the sentence that the forks were drawn at.
         hidden: [n, L, width] residual stream after each block, or None.
+        fingerprint: of the model, see `fingerprint_of`; empty when it is not known.
     """
 
     z: Tensor
@@ -97,6 +116,7 @@ class HeadActivations:
     sentences: np.ndarray
     entropies: np.ndarray
     hidden: Tensor | None = None
+    fingerprint: str = ""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -122,21 +142,22 @@ class HeadActivations:
         tensors["entropies"] = torch.from_numpy(np.asarray(self.entropies, np.float64))
         if self.hidden is not None:
             tensors["hidden"] = self.hidden.contiguous()
-        save_file(tensors, folder / "heads.safetensors")
+        save_file(tensors, folder / "heads.safetensors", metadata={"fingerprint": self.fingerprint})
 
     @classmethod
     def load(cls, folder: Path) -> HeadActivations:
         """What `save` wrote. DataError: it is not there or damaged."""
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
+        from safetensors import SafetensorError, safe_open
 
         try:
-            found = load_file(folder / "heads.safetensors")
+            with safe_open(folder / "heads.safetensors", framework="pt") as file:
+                found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+                fingerprint = (file.metadata() or {}).get("fingerprint", "")
             arrays = {
                 name: found[name].numpy()
                 for name in ("labels", "groups", "problems", "sentences", "entropies")
             }
-            return cls(z=found["z"], hidden=found.get("hidden"), **arrays)
+            return cls(z=found["z"], hidden=found.get("hidden"), fingerprint=fingerprint, **arrays)
         except (OSError, SafetensorError, KeyError) as error:
             raise DataError(
                 f"{folder}: holds no whole heads.safetensors ({error}); capture the heads again"
@@ -223,4 +244,5 @@ def capture_heads(
         sentences=np.array([fork_set.sentence for *_, fork_set in rows]),
         entropies=np.array([fork_set.entropy for *_, fork_set in rows]),
         hidden=states,
+        fingerprint=fingerprint_of(model),
     )

@@ -133,7 +133,8 @@ def make_planted(seed: int = 0, head_dim: int = 32, strength: float = 4.0, sign:
     _put(model.lm_head, head)
     _put(layer.self_attn.v_proj, select)
     _put(layer.self_attn.o_proj, write)
-    for module in (layer.self_attn.q_proj, layer.self_attn.k_proj, layer.mlp.down_proj):
+    mlp = layer.mlp
+    for module in (layer.self_attn.q_proj, layer.self_attn.k_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj):
         module.weight.zero_()
     for norm in (layer.input_layernorm, layer.post_attention_layernorm, model.model.norm):
         norm.weight.copy_(flat)

@@ -57,21 +57,25 @@ class GenConfig:
         check_whole("seed", self.seed, 0)
         if not 0 < self.top_p <= 1:
             raise ConfigError(f"top_p={self.top_p} is not in (0, 1]; 1 draws from all tokens")
-        if min(self.max_new_tokens, self.max_sentence_tokens, self.batch_size, self.entropy_k) < 1:
-            raise ConfigError(
-                "max_new_tokens, max_sentence_tokens, batch_size and entropy_k must be at least 1"
-            )
-        if self.top_k < 0:
-            raise ConfigError(f"top_k={self.top_k} is negative; 0 draws from all tokens")
+        for name in ("max_new_tokens", "max_sentence_tokens", "batch_size", "entropy_k"):
+            check_whole(name, getattr(self, name), 1)
+        check_whole("top_k", self.top_k, 0)
         if self.entropy not in ("full", "topk"):
             raise ConfigError(f"entropy={self.entropy!r} is not known; give 'full' or 'topk'")
-        for name in ("delimiter", "stop"):
-            try:
-                re.compile(getattr(self, name))
-            except re.error as error:
-                raise ConfigError(
-                    f"{name}={getattr(self, name)!r} is no regular expression ({error})"
-                ) from error
+        _check_expression("delimiter", self.delimiter)
+        if self.stop:
+            _check_expression("stop", self.stop)
+
+
+def _check_expression(name: str, value: str) -> None:
+    try:
+        found = re.search(value, "")
+    except re.error as error:
+        raise ConfigError(f"{name}={value!r} is no regular expression ({error})") from error
+    if found:
+        raise ConfigError(
+            f"{name}={value!r} is found in an empty text and would end after every token; make it ask for something"
+        )
 
 
 def token_entropy(logits: Tensor, mode: EntropyMode = "full", k: int = 20) -> Tensor:
@@ -151,12 +155,27 @@ def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
     return frozenset([int(found)] if isinstance(found, int) else [int(token) for token in found])
 
 
+def _check_prompts(prompts: Any) -> None:
+    """One text, or the ids of one prompt, would be taken apart letter by letter."""
+    if isinstance(prompts, str):
+        raise ConfigError(f"prompts={prompts[:40]!r} is one text; give a list of prompts: [{prompts[:40]!r}]")
+    for number, prompt in enumerate(prompts):
+        whole = not isinstance(prompt, str | bytes) and hasattr(prompt, "__iter__")
+        if not isinstance(prompt, str) and not (whole and all(_is_whole(token) for token in prompt)):
+            raise ConfigError(f"prompt {number} is {repr(prompt)[:40]}; give a text, or a list of token ids")
+
+
+def _is_whole(token: Any) -> bool:
+    return hasattr(token, "__index__") and not isinstance(token, bool)
+
+
 def encode(tokenizer: Any, prompts: Sequence[str | Sequence[int]]) -> list[list[int]]:
     """Token ids of each prompt; ids pass through, since decoded text need not give the same ids again.
 
     Raises:
-        ConfigError: an empty prompt.
+        ConfigError: no list of prompts, or an empty prompt.
     """
+    _check_prompts(prompts)
     found = [list(tokenizer(p)["input_ids"]) if isinstance(p, str) else [int(t) for t in p] for p in prompts]
     for number, ids in enumerate(found):
         if not ids:

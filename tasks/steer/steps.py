@@ -15,7 +15,7 @@ from tasks.tracking import RunContext
 WEEK = 7 * 24 * 3600
 
 
-@step("steer-questions", kind="data", version="1", timeout_seconds=24 * 3600)
+@step("steer-questions", kind="data", version="2", timeout_seconds=24 * 3600)
 def build_questions(out: Path, *, settings: QuestionSettings, fingerprint: str) -> dict[str, Any]:
     """Read questions with their answers and split them into parts that share nothing."""
     from tasks.steer.questions import build_questions as work
@@ -33,7 +33,7 @@ def draw_forks(
     return work(out, settings=settings, model=model, questions=questions)
 
 
-@step("steer-fit", kind="data", version="1", timeout_seconds=WEEK)
+@step("steer-fit", kind="data", version="2", timeout_seconds=WEEK)
 def fit_steering(out: Path, *, settings: SteerSettings, model: Reference, forks: Reference) -> dict[str, Any]:
     """Capture the heads at the forks' ends and fit the directions."""
     from tasks.steer.steer import fit_steering as work

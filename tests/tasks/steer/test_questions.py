@@ -26,6 +26,7 @@ def test_groups_stay_in_one_part_and_equal_questions_come_once(tmp_path: Path) -
     groups = {part: {row["group"] for row in found} for part, found in parts.items()}
     assert not groups["train"] & groups["test"]
     assert record["counts"] == {"train": 20, "test": 20}
+    assert record["repeated"] == 60
     ids = [row["id"] for found in parts.values() for row in found]
     assert len(set(ids)) == len(ids)
 
@@ -98,8 +99,14 @@ def test_mistakes_are_told(tmp_path: Path) -> None:
         check_questions(QuestionSettings(source="bundled:nothing"))
     with pytest.raises(ValueError, match=r"has no \{question\}; write it where"):
         QuestionSettings(template="Q:")
-    with pytest.raises(DataError, match="1 questions in 1 groups do not make two parts"):
+    with pytest.raises(DataError, match="1 different questions in 1 groups do not make two parts"):
         build_questions(own(tmp_path / "c.jsonl", rows[:1]), tmp_path / "out")
+    with pytest.raises(DataError, match=r"1 different questions in 1 groups \(7 of 8 rows repeat another\)"):
+        check_questions(own(tmp_path / "d.jsonl", rows[:1] * 8))
+    with pytest.raises(DataError, match=r"d.jsonl, line 8: the answer 'blue' is no number"):
+        check_questions(own(tmp_path / "d.jsonl", [*rows[:7], {"question": "?", "answer": "blue"}]))
+    with pytest.raises(DataError, match="8 different questions in 1 groups do not make"):
+        check_questions(own(tmp_path / "e.jsonl", [{**r, "g": 1} for r in rows], group_column="g"))
     with pytest.raises(DataError, match="holds no questions"):
         read_questions(tmp_path / "nowhere", "test")
 
@@ -108,3 +115,5 @@ def test_mistakes_are_told(tmp_path: Path) -> None:
 def test_what_is_no_regular_expression_is_told(field: str) -> None:
     with pytest.raises(ValidationError, match=r"'\(' is no regular expression"):
         DrawSettings.model_validate({field: "("})
+    with pytest.raises(ValidationError, match=r"'x\*' is found in an empty text"):
+        DrawSettings.model_validate({field: "x*"})
