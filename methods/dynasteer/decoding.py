@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any, Literal
 
 import numpy as np
@@ -258,21 +259,37 @@ class _Batch:
         self.cache = DynamicCache(config=model.config)
         self.slots = max(len(row.decoded.prompt) for row in rows) - 1
         self.mask = torch.zeros(len(rows), self.slots + 64, dtype=torch.long)
-        table = torch.zeros(len(rows), self.slots, dtype=torch.long)
-        positions = torch.zeros_like(table)
-        for i, row in enumerate(rows):
-            known = len(row.decoded.prompt) - 1
-            # Padded on the right: a place that sees nothing would put NaN into the cache.
-            self.mask[i, : max(known, min(1, self.slots))] = 1
-            table[i, :known] = torch.tensor(row.decoded.prompt[:-1], dtype=torch.long)
-            positions[i, :known] = torch.arange(known)
+        for row in rows:
             row.begin(self.slots)
             row.said = texts[row.pending] if self.stop is not None else ""
         if self.slots:
             control.rows = None
+            self._read_prompts()
+
+    def _read_prompts(self) -> None:
+        """All but the last token of each prompt into the cache; what all prompts begin with is computed once."""
+        known = [row.decoded.prompt[:-1] for row in self.rows]
+        alike = takewhile(lambda column: len(set(column)) == 1, zip(*known, strict=False))
+        shared = sum(1 for _ in alike) if len(known) > 1 else 0
+        if shared:
+            self._forward(
+                torch.tensor([known[0][:shared]]),
+                torch.arange(shared)[None],
+                torch.ones(1, shared, dtype=torch.long),
+            )
+            self.cache.batch_repeat_interleave(len(known))
+        if self.slots > shared:
+            table = torch.zeros(len(known), self.slots - shared, dtype=torch.long)
+            positions = torch.zeros_like(table)
+            for i, ids in enumerate(known):
+                # Padded on the right: a place that sees nothing would put NaN into the cache.
+                self.mask[i, : max(len(ids), 1)] = 1
+                table[i, : len(ids) - shared] = torch.tensor(ids[shared:], dtype=torch.long)
+                positions[i, : len(ids) - shared] = torch.arange(shared, len(ids))
             self._forward(table, positions, self.mask[:, : self.slots])
-            for i, row in enumerate(rows):
-                self.mask[i, len(row.decoded.prompt) - 1 :] = 0
+        for i, ids in enumerate(known):
+            self.mask[i] = 0
+            self.mask[i, : len(ids)] = 1
 
     def _forward(self, ids: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
         device = self.model.device

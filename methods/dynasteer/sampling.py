@@ -110,21 +110,27 @@ def choose(logits: Tensor, uniform: Tensor, config: GenConfig) -> Tensor:
     """
     if config.temperature == 0:
         return logits.argmax(-1)
+    places: Tensor | None = None
+    if config.top_k and config.top_k < logits.shape[-1]:
+        least = logits.topk(config.top_k, dim=-1).values[..., -1:]
+        # Equally likely ones stay; the rest of the vocabulary is left out, which is most of the work.
+        most = int((logits >= least).sum(-1).max())
+        places = logits.topk(most, dim=-1).indices.sort(dim=-1).values
+        logits = logits.gather(-1, places)
+        logits = logits.masked_fill(logits < least, -torch.inf)
     scores = logits.double() / config.temperature
-    if config.top_k and config.top_k < scores.shape[-1]:
-        least = scores.topk(config.top_k, dim=-1).values[..., -1:]
-        scores = scores.masked_fill(scores < least, -torch.inf)
     probabilities = scores.softmax(-1)
     if config.top_p < 1:
-        ordered, places = probabilities.sort(stable=True, dim=-1, descending=True)
+        ordered, order = probabilities.sort(stable=True, dim=-1, descending=True)
         cut = ordered.cumsum(-1) - ordered >= config.top_p
-        probabilities = probabilities.scatter(-1, places, ordered.masked_fill(cut, 0.0))
+        probabilities = probabilities.scatter(-1, order, ordered.masked_fill(cut, 0.0))
     sums = probabilities.cumsum(-1)
     wanted = (uniform.double() * sums[..., -1])[..., None]
     found = torch.searchsorted(sums, wanted, right=True)[..., 0]
     # The product may round up to the whole sum: take the last token that can come.
     last = (probabilities > 0).double().cumsum(-1).argmax(-1)
-    return torch.minimum(found, last)
+    drawn = torch.minimum(found, last)
+    return drawn if places is None else places.gather(-1, drawn[..., None])[..., 0]
 
 
 def uniforms(seed: int, key: int, count: int) -> np.ndarray:
