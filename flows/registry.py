@@ -189,6 +189,13 @@ FLOWS: tuple[FlowEntry, ...] = (
         "steering at doubtful sentences: the paper's claims against its baselines and controls",
         paper="dynasteer",
     ),
+    FlowEntry(
+        "s3gnn",
+        "flows.studies.s3gnn",
+        "flows.studies.s3gnn_config:S3GNNConfig",
+        "graphs whose answers lie far away: the paper's claims beside other graph networks",
+        paper="s3gnn",
+    ),
 )
 
 

@@ -174,11 +174,19 @@ def kjv(out: Path) -> dict[str, Any]:
     }
 
 
+def mesh_flow(out: Path) -> dict[str, Any]:
+    """60 flows around a cylinder, solved here, as `flows.npz`."""
+    from tasks.prepare.mesh_flow import mesh_flow as solve_flows
+
+    return solve_flows(out)
+
+
 SETS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "mnist": mnist,
     "mnist60k": mnist60k,
     "sentiment": sentiment,
     "kjv": kjv,
+    "mesh_flow": mesh_flow,
 }
 
 
