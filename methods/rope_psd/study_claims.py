@@ -84,6 +84,7 @@ def claims(parts: Mapping[str, Rows]) -> list[Claim]:
         found += _views(small, "small", 1)
         found += _answers(small)
         found += _ablations(small)
+        found += _grid(small)
     if parts.get("real"):
         found += _views(parts["real"], "real", 0)
     return found
@@ -264,3 +265,25 @@ def _ablations(rows: Rows) -> list[Claim]:
             "pose",
         )
     return found
+
+
+def _grid(rows: Rows) -> list[Claim]:
+    """Each weight and largest gap against plain training, and in how many of them the interval excludes 0."""
+    cells = [name for name in _names(rows) if "/" in name]
+    if not cells:
+        return []
+    found: list[Claim] = []
+    for cell in cells:
+        pair = _pair(
+            rows,
+            f"small/grid/{cell.partition('/')[2]}",
+            f"worst-depth accuracy of {cell} above plain training's",
+            PLAIN,
+            worst,
+            1,
+            cell,
+        )
+        found += [Claim(one.name, one.text, one.values) for one in pair]
+    better = [claim.values[0] >= ABOVE for claim in found if claim.name.endswith("/low")]
+    text = "weights and gaps whose worst-depth accuracy is above plain training's beyond chance (share)"
+    return [*found, Claim("small/grid/better", text, (sum(better) / len(better),))]

@@ -16,6 +16,20 @@ Rows = Sequence[Mapping[str, Any]]
 Parts = Mapping[str, Rows]
 SMALL = ("main", "ablation", "variants", "grid")
 WHERE = {"answers": "target length", "answers_beyond": "twice that, with YaRN"}
+# What a candidate is called where people read of it.
+NAMES = {
+    "clm": "plain training",
+    "clm_longer": "plain training, 1.6 times the steps",
+    "longce": "LongCE",
+    "pose": "PoSE (loss under the moved view)",
+    "pose_rows": "PoSE (rows from two places)",
+    "psd_skip": "self-distillation, gap",
+    "psd_cyclic": "self-distillation, cyclic shift",
+    "psd_longce": "self-distillation, gap, with LongCE",
+    "nope_view": "second view without positions",
+    "chunk_view": "second view with permuted chunks",
+    "forward_kl": "self-distillation, forward divergence",
+}
 DRAWN = ("clm", "clm_longer", "pose", "psd_skip", "psd_cyclic", "nope_view", "chunk_view")
 
 
@@ -129,7 +143,7 @@ def plot_depths(depths: pd.DataFrame) -> Figure:
         for i, name in enumerate(n for n in DRAWN if n in set(part.candidate)):
             groups = part[part.candidate == name].groupby("depth").accuracy
             mean, low, high = groups.mean(), groups.min(), groups.max()
-            axes.plot(mean.index, 100 * mean, color=f"C{i}", marker="o", markersize=3, label=name)
+            axes.plot(mean.index, 100 * mean, color=f"C{i}", marker="o", markersize=3, label=NAMES[name])
             axes.fill_between(mean.index, 100 * low, 100 * high, color=f"C{i}", alpha=0.12, linewidth=0)
         axes.set_title(f"{int(part.length.iloc[0])} tokens: {where}")
         axes.set_xlabel("depth of the evidence (0 = start of the prompt)")
@@ -156,7 +170,7 @@ def plot_gaps(gaps: pd.DataFrame) -> Figure:
                 color=f"C{i % 10}",
                 marker="o",
                 markersize=3,
-                label=str(name),
+                label=NAMES[str(name)],
             )
             axes.fill_between(
                 kl.mean().index, kl.min(), kl.max(), color=f"C{i % 10}", alpha=0.12, linewidth=0

@@ -159,6 +159,21 @@ def test_the_grid_is_drawn(parts: Any) -> None:
     assert set(figures({"grid": grid})) == {"grid"}
 
 
+def test_the_grid_counts_what_is_better_beyond_chance(parts: Any) -> None:
+    def answered(row: Any, name: str, right: int) -> Any:
+        correct = np.full_like(np.asarray(row["answers"]["correct"]), right).tolist()
+        return row | {"candidate": name, "answers": row["answers"] | {"correct": correct}}
+
+    plain = [row for row in parts["main"] if row["candidate"] == "clm"]
+    rows = [answered(row, name, 0) for row in plain for name in ("clm", "psd_skip")]
+    grid = [
+        answered(row, name, place < 3) for row in plain for place, name in enumerate(candidates_of("grid"))
+    ]
+    found = {claim.name: claim for claim in claims({"main": rows, "grid": grid})}
+    assert found["small/grid/better"].values == (3 / 12,)
+    assert found["small/grid/lambda0.25/Y0.25/low"].values == (1.0,)
+
+
 def test_the_interval_of_a_known_difference() -> None:
     rng = np.random.default_rng(0)
     lost = (rng.random((3, 5, 40)) < 0.9).astype(float)
