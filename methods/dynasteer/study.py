@@ -33,10 +33,7 @@ from methods.dynasteer.world import STEPS, make_problems, make_tokenizer
 
 DRAW = GenConfig(temperature=1.0, top_p=1.0, top_k=0, max_new_tokens=40, batch_size=1000)
 HEADS = 8  # of 12, as in the brief's trial: 8 of 18
-ALPHAS = (1.0, 3.0, 6.0, 12.0)
 PATTERNS = (1, 5)
-ITI_ALPHAS = (0.1, 0.25, 0.5, 1.0)
-CAA_MULTIPLIERS = (0.1, 0.25, 0.5, 1.0)
 SENTENCES = STEPS + 1
 PAIRS = 1  # random directions, each with its opposite
 Row = dict[str, Any]
@@ -112,7 +109,7 @@ class _World:
 
 @dataclass(frozen=True)
 class WorldPlan:
-    """Sizes of a seed's pipeline."""
+    """Sizes of a seed's pipeline, and the strengths that are tried: of DynaSteer in sigma, of the others always on."""
 
     problems: int = 600
     select: int = 600
@@ -120,6 +117,8 @@ class WorldPlan:
     laws: int = 1000
     forks: int = 12
     completions: int = 3
+    alphas: tuple[float, ...] = (1.0, 3.0, 6.0, 12.0, 24.0)
+    always: tuple[float, ...] = (0.1, 0.25, 0.5, 1.0, 2.0)
 
 
 class Kept:
@@ -150,7 +149,7 @@ def run_world(
     Returns:
         offline (counts), heads (probe accuracy by block and head), probes (by block and sentence), select (gain by
         setting), chosen (names), policies (name -> accuracy, cost, harm, correctness as text of 0 and 1), laws (gain by
-        sentence and by entropy); `seconds` by policy apart.
+        sentence and by entropy); wall `seconds` a question by policy apart.
     """
     tokenizer = make_tokenizer()
     config = replace(DRAW, seed=seed)
@@ -169,11 +168,12 @@ def run_world(
     acts, gate = made[0], EntropyGate(offline["gamma"])
     say(f"seed {seed}: {len(acts)} labelled forks in {len(np.unique(acts.groups))} contexts")
     fitted = {m: _fit(acts, m) for m in PATTERNS}
+    means = {m: _fit(acts, m, direction="mean") for m in PATTERNS}
     select = _World(model, tokenizer, make_problems(plan.select, 4 * seed + 1), config)
-    chosen, gains, edits = _choose(select, acts, fitted, gate, kept)
+    chosen, gains, edits = _choose(select, plan, acts, fitted, means, gate, kept)
     say(f"seed {seed}: chosen {chosen['steer']}")
     test = _World(model, tokenizer, make_problems(plan.test, 4 * seed + 2), config)
-    policies, seconds = _policies(test, acts, fitted, gate, chosen, edits, kept)
+    policies, seconds = _policies(test, plan, acts, fitted, means, gate, chosen, edits, kept)
     say(
         f"seed {seed}: "
         + ", ".join(f"{n} {policies[n]['accuracy']:.3f}" for n in ("plain", "resample", "steer"))
@@ -236,7 +236,13 @@ def _at(fitted: DynaSteer, alpha: float) -> HeadEdit:
 
 
 def _choose(
-    world: _World, acts: HeadActivations, fitted: dict[int, DynaSteer], gate: EntropyGate, kept: Kept
+    world: _World,
+    plan: WorldPlan,
+    acts: HeadActivations,
+    fitted: dict[int, DynaSteer],
+    means: dict[int, DynaSteer],
+    gate: EntropyGate,
+    kept: Kept,
 ) -> tuple[dict[str, str], dict[str, float], dict[str, Any]]:
     """The best setting of DynaSteer and of each baseline on the select problems: names, gains, and every edit."""
 
@@ -245,33 +251,36 @@ def _choose(
 
     resample, plain = accuracy("resample", Policy(gate)), accuracy("plain", Policy())
     edits: dict[str, Any] = {
-        f"m{m} alpha{alpha:g}": _at(fitted[m], alpha) for m in PATTERNS for alpha in ALPHAS
+        f"m{m} alpha{alpha:g}": _at(fitted[m], alpha) for m in PATTERNS for alpha in plan.alphas
     }
-    gains = {
-        f"steer {name}": accuracy(f"steer {name}", Policy(gate, edit)) - resample
-        for name, edit in edits.items()
+    own_means: dict[str, Any] = {
+        f"mean m{m} alpha{alpha:g}": _at(means[m], alpha) for m in PATTERNS for alpha in plan.alphas
     }
-    always: dict[str, Any] = {f"iti alpha{a:g}": fit_iti(acts, HEADS, a) for a in ITI_ALPHAS}
+    named = {f"steer {name}": edit for name, edit in edits.items()} | own_means
+    gains = {name: accuracy(name, Policy(gate, edit)) - resample for name, edit in named.items()}
+    always: dict[str, Any] = {f"iti alpha{a:g}": fit_iti(acts, HEADS, a) for a in plan.always}
     blocks = acts.z.shape[1]
     for layer in range(blocks):
-        for m in CAA_MULTIPLIERS:
+        for m in plan.always:
             always[f"caa block{layer} times{m:g}"] = fit_caa(acts, layer, m)
     always["control vector"] = fit_control_vector(acts, blocks // 2, 0.25)
-    for alpha in ITI_ALPHAS:
+    for alpha in plan.always:
         always[f"constant alpha{alpha:g}"] = replace(_at(fitted[1], alpha), constant=True)
     for name, edit in always.items():
         gains[name] = accuracy(name, Policy(edit=edit, scope="always")) - plain
     best = max(edits, key=lambda name: gains[f"steer {name}"])
-    chosen = {"steer": best}
+    chosen = {"steer": best, "mean": max(own_means, key=lambda name: gains[name])}
     for kind in ("iti", "caa", "constant"):
         chosen[kind] = max((name for name in always if name.startswith(kind)), key=lambda name: gains[name])
-    return chosen, gains, edits | always
+    return chosen, gains, edits | own_means | always
 
 
 def _policies(
     world: _World,
+    plan: WorldPlan,
     acts: HeadActivations,
     fitted: dict[int, DynaSteer],
+    means: dict[int, DynaSteer],
     gate: EntropyGate,
     chosen: dict[str, str],
     edits: dict[str, Any],
@@ -292,18 +301,14 @@ def _policies(
         "whole sentence": (Policy(gate, best, scope="sentence"), "resample"),
         "restored": (Policy(gate, best, restore=True), "resample"),
         "nearest pattern": (Policy(gate, replace(best, cluster="nearest")), "resample"),
-        "mean difference": (
-            Policy(
-                gate, replace(_at(_fit(acts, patterns, direction="mean"), best.alpha), cluster=best.cluster)
-            ),
-            "resample",
-        ),
+        "mean difference": (Policy(gate, _at(means[patterns], best.alpha)), "resample"),
+        "mean difference, own strength": (Policy(gate, edits[chosen["mean"]]), "resample"),
         "ITI 3 sigma": (Policy(edit=fit_iti(acts, HEADS, 3.0), scope="always"), "plain"),
     }
     for name in ("iti", "caa", "constant"):
         asked[name] = (Policy(edit=edits[chosen[name]], scope="always"), "plain")
     for m in PATTERNS:
-        for alpha in ALPHAS:
+        for alpha in plan.alphas:
             asked[f"m{m} alpha{alpha:g}"] = (Policy(gate, edits[f"m{m} alpha{alpha:g}"]), "resample")
     chosen_fit = fitted[patterns].set_params(alpha=best.alpha)
     for draw, edit in enumerate(random_edits(chosen_fit, PAIRS)):
@@ -314,8 +319,8 @@ def _policies(
     for name, (policy, control) in asked.items():
         # The chosen setting is one of the grid: the same numbers.
         source = "steer" if name == chosen["steer"] else name
-        measured = kept.get(f"policy {source}", partial(_measured, world, policy))
-        seconds[name] = measured["seconds"]
+        measured = kept.get(f"policy {source}", partial(_measured, world, policy, gate))
+        seconds[name] = measured["seconds"] / len(world.problems)
         right[name] = np.array([float(c) for c in measured["right"]])
         found[name] = _facts(measured, right, name, control)
     steer = found["steer"]
@@ -331,6 +336,7 @@ def _policies(
             "tokens": found["plain"]["tokens"] * (1 + extra if name == "self-consistency" else 3),
             "share_voting": share if name == "self-consistency" else 1.0,
         }
+        seconds[name] = seconds["plain"] * found[name]["tokens"] / found["plain"]["tokens"]
     return found, seconds
 
 
@@ -338,16 +344,17 @@ def _votes(world: _World, seed: int) -> list[str | None]:
     return world.numbers(world.decode(Policy(), seed))
 
 
-def _measured(world: _World, policy: Policy) -> Row:
+def _measured(world: _World, policy: Policy, gate: EntropyGate) -> Row:
     """A policy's answers: what they cost, and which are right as text of 0 and 1."""
-    started = time.process_time()
+    started = time.perf_counter()
     decoded = world.decode(policy)
-    seconds = time.process_time() - started
+    seconds = time.perf_counter() - started
     return {
         "accepted": sum(len(answer.ids) for answer in decoded),
         "discarded": sum(answer.discarded for answer in decoded),
         "sentences": sum(len(answer.sentences) for answer in decoded),
         "triggers": sum(answer.triggers for answer in decoded),
+        "doubtful": sum(gate.triggers(s.lookahead) for answer in decoded for s in answer.sentences),
         "right": "".join(str(int(value)) for value in world.is_right(decoded)),
         "seconds": seconds,
     }
@@ -360,6 +367,7 @@ def _facts(measured: Row, right: dict[str, np.ndarray], name: str, control: str)
         "tokens": (accepted + discarded) / len(right[name]),
         "discarded_share": discarded / accepted,
         "trigger_rate": measured["triggers"] / measured["sentences"],
+        "doubtful": measured["doubtful"] / measured["sentences"],
         "right": measured["right"],
         "control": control,
     }

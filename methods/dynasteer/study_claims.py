@@ -23,6 +23,8 @@ def claims(parts: Mapping[str, Rows]) -> list[Claim]:
         found += planted_claims(planted)
     if world := parts.get("world"):
         found += world_claims(world)
+    if plain := parts.get("plain"):
+        found += plain_claims(plain)
     if model := parts.get("model"):
         found += model_claims(model)
     return found
@@ -153,8 +155,15 @@ def world_claims(rows: Rows) -> list[Claim]:
             "<=",
         ),
         Claim(
+            "world/gate_rate_off",
+            "20 % of the sentences of plain answers to other problems are above gamma (distance)",
+            tuple(abs(value - 0.2) for value in fact("plain", "doubtful")),
+            0.05,
+            "<=",
+        ),
+        Claim(
             "world/trigger_rate_off",
-            "the gate opens at 20 % of the sentences of other problems (distance)",
+            "with rollback, the gate opens at 20 % of the sentences of other problems (distance)",
             tuple(abs(value - 0.2) for value in fact("resample", "trigger_rate")),
             0.05,
             "<=",
@@ -213,8 +222,15 @@ def world_claims(rows: Rows) -> list[Claim]:
         ),
         Claim(
             "world/fisher_over_mean",
-            "Fisher's directions are better than differences of means",
+            "Fisher's directions are better than differences of means at the same strength and patterns",
             over("steer", "mean difference"),
+            0.0,
+            rule="interval",
+        ),
+        Claim(
+            "world/fisher_over_tuned_mean",
+            "and than differences of means with strength and patterns chosen on the same problems",
+            over("steer", "mean difference, own strength"),
             0.0,
             rule="interval",
         ),
@@ -302,33 +318,76 @@ def law_claims(rows: Rows) -> list[Claim]:
     ]
 
 
-def model_claims(rows: Rows) -> list[Claim]:
-    """A real model's policies; few questions, so nothing decides but the interval over the control."""
-    found = []
+def by_policy(rows: Rows) -> dict[str, list[Mapping[str, Any]]]:
+    """A real model's rows, one a seed, by policy."""
+    found: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
-        name, facts = row["policy"], row["facts"]
-        found.append(
-            Claim(f"model/{name}/accuracy", "questions answered right", (facts["accuracy"],), rule="report")
+        found.setdefault(row["policy"], []).append(row)
+    return found
+
+
+def pooled_model(rows: Rows, name: str, other: str) -> Comparison:
+    """A policy of the real model against another on the questions of all seeds; a group's questions are one unit."""
+    named = by_policy(rows)
+    right = [[float(c) for row in named[which] for c in row["right"]] for which in (name, other)]
+    groups = [group for row in named[name] for group in row["groups"]]
+    return compare(right[0], right[1], groups)
+
+
+def plain_claims(rows: Rows) -> list[Claim]:
+    """What the real model can do without steering, one number a seed."""
+    found: dict[str, list[float]] = {}
+    for row in rows:
+        found.setdefault(row["source"].removeprefix("bundled:"), []).append(row["accuracy"])
+    return [
+        Claim(f"model/plain/{name}", f"{name}: plain answers that are right", tuple(values), rule="report")
+        for name, values in found.items()
+    ]
+
+
+def model_claims(rows: Rows) -> list[Claim]:
+    """A real model's policies; few questions, so nothing decides but the intervals over the controls."""
+    named = by_policy(rows)
+
+    def fact(name: str, key: str) -> tuple[float, ...]:
+        return tuple(float(row["facts"][key]) for row in named[name])
+
+    first = next(iter(named.values()))
+    found = [
+        Claim(f"model/fit/{key}", words, tuple(float(row["fit"][key]) for row in first), rule="report")
+        for key, words in (
+            ("accuracy", "training questions answered right"),
+            ("doubtful", "doubtful sentences"),
+            ("right_forks", "forks whose completions are all right"),
+            ("wrong_forks", "forks whose completions are all wrong"),
+            ("contexts", "contexts with both"),
+            ("probe_accuracy", "the chosen heads' balanced probe accuracy on other problems"),
         )
-        found.append(
-            Claim(f"model/{name}/tokens", "tokens a question", (facts["tokens_per_question"],), rule="report")
-        )
-        if name == "steer":
-            found += [
-                Claim(
-                    "model/gain_over_resample",
-                    "steering gains over rolling back alone: lower end of the 95 % interval",
-                    (facts["gain_over_resample_low"],),
-                    ABOVE_ZERO,
-                ),
-                Claim(
-                    "model/harmed",
-                    "right plain answers made wrong",
-                    (facts["harmed_of_plain"],),
-                    rule="report",
-                ),
-                Claim(
-                    "model/fixed", "wrong plain answers made right", (facts["fixed_of_plain"],), rule="report"
-                ),
-            ]
+    ]
+    for name in named:
+        for key, words in (
+            ("accuracy", "questions answered right"),
+            ("tokens_per_question", "tokens a question"),
+        ):
+            found.append(Claim(f"model/{name}/{key}", words, fact(name, key), rule="report"))
+    if "steer" not in named:
+        return found
+    for other, words in (
+        ("plain", "plain answers"),
+        ("resample", "rolling back without an edit"),
+        ("random", "random directions"),
+    ):
+        if other in named:
+            gains = tuple(
+                a - b for a, b in zip(fact("steer", "accuracy"), fact(other, "accuracy"), strict=True)
+            )
+            text = f"steering gains over {words}"
+            found.append(Claim(f"model/gain_over_{other}", text, gains, 0.0, rule="interval"))
+            low = pooled_model(rows, "steer", other).low
+            text += ": lower end of the paired 95 % interval over all seeds' questions"
+            found.append(Claim(f"model/gain_over_{other}/bootstrap_low", text, (low,), ABOVE_ZERO))
+    for kind in ("harmed", "fixed"):
+        if "plain" in named:
+            counts = fact("steer", f"{kind}_of_plain")
+            found.append(Claim(f"model/{kind}", f"plain answers that steering {kind}", counts, rule="report"))
     return found

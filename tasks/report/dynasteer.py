@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from methods.dynasteer.study_claims import claims, entropy_curve, pooled
+from methods.dynasteer.study_claims import by_policy, claims, entropy_curve, pooled, pooled_model
 from tasks.report.steer import WORDS
 from tasks.report.verdict import Verdict, claim_metrics, claim_verdicts
 from tasks.tracking import RunContext, candidate_run, log_metrics, log_params
@@ -67,6 +67,7 @@ def policies_table(parts: Parts) -> pd.DataFrame:
                     "policy": str(row.policy),
                     "right (%)": f"{100 * row.accuracy:.1f} ± {100 * row.accuracy_std:.1f}",
                     "tokens a question": f"{row.tokens:.1f}",
+                    "ms a question": _milliseconds([r["seconds"].get(row.policy) for r in world]),
                     "over plain (95 %)": _points(row, "plain"),
                     "over its control (95 %)": _points(row, "control"),
                     "fixed / harmed of plain": "-"
@@ -74,22 +75,63 @@ def policies_table(parts: Parts) -> pd.DataFrame:
                     else f"{int(row.fixed)} / {int(row.harmed)}",
                 }
             )
-    for found in parts.get("model", ()):
-        facts = found["facts"]
-        line = {
-            "bench": "real model",
-            "policy": WORDS.get(found["policy"], found["policy"]),
-            "right (%)": f"{100 * facts['accuracy']:.1f}",
-            "tokens a question": f"{facts['tokens_per_question']:.1f}",
-        }
-        for key, words in (("plain", "over plain (95 %)"), ("resample", "over its control (95 %)")):
-            if f"gain_over_{key}" in facts:
-                gain, low, high = (100 * facts[f"gain_over_{key}{end}"] for end in ("", "_low", "_high"))
-                line[words] = f"{gain:+.1f} ({low:+.1f} to {high:+.1f})"
-        if "fixed_of_plain" in facts:
-            line["fixed / harmed of plain"] = f"{facts['fixed_of_plain']} / {facts['harmed_of_plain']}"
-        rows.append(line)
+    if model := parts.get("model"):
+        for _, row in _model(model).iterrows():
+            rows.append(
+                {
+                    "bench": "real model",
+                    "policy": WORDS.get(str(row.policy), str(row.policy)),
+                    "right (%)": f"{100 * row.accuracy:.1f} ± {100 * row.accuracy_std:.1f}",
+                    "tokens a question": f"{row.tokens:.1f}",
+                    "ms a question": _milliseconds(
+                        [r["seconds"] for r in model if r["policy"] == row.policy]
+                    ),
+                    "over plain (95 %)": _points(row, "plain"),
+                    "over its control (95 %)": _points(row, "control"),
+                    "fixed / harmed of plain": "-"
+                    if pd.isna(row.get("fixed"))
+                    else f"{int(row.fixed)} / {int(row.harmed)}",
+                }
+            )
+    if plain := parts.get("plain"):
+        for source, found in pd.DataFrame(plain).groupby("source", sort=False):
+            rows.append(
+                {
+                    "bench": f"real model, {source}",
+                    "policy": "plain",
+                    "right (%)": f"{100 * found.accuracy.mean():.1f} ± {100 * found.accuracy.std():.1f}",
+                    "tokens a question": f"{found.tokens.mean():.1f}",
+                    "ms a question": _milliseconds(list(found.seconds)),
+                }
+            )
     return pd.DataFrame(rows).fillna("-")
+
+
+def _milliseconds(seconds: Sequence[float | None]) -> str:
+    known = [value for value in seconds if value is not None]
+    return f"{1000 * float(np.mean(known)):.3g}" if known else "-"
+
+
+def _model(rows: Rows) -> pd.DataFrame:
+    """Every policy of the real model: mean and spread over seeds, and paired intervals over all questions."""
+    table = []
+    named = by_policy(rows)
+    for name, found in named.items():
+        accuracies = [row["facts"]["accuracy"] for row in found]
+        line: dict[str, Any] = {
+            "policy": name,
+            "accuracy": float(np.mean(accuracies)),
+            "accuracy_std": float(np.std(accuracies, ddof=1)) if len(found) > 1 else 0.0,
+            "tokens": float(np.mean([row["facts"]["tokens_per_question"] for row in found])),
+        }
+        for key, other in (("plain", "plain"), ("control", "plain" if name == "resample" else "resample")):
+            if other in named and other != name and name != "plain":
+                c = pooled_model(rows, name, other)
+                line |= {f"over_{key}": c.gain, f"over_{key}_low": c.low, f"over_{key}_high": c.high}
+                if key == "plain":
+                    line |= {"fixed": c.fixed, "harmed": c.harmed}
+        table.append(line)
+    return pd.DataFrame(table)
 
 
 def tables(parts: Parts) -> dict[str, pd.DataFrame]:
@@ -118,7 +160,10 @@ def tables(parts: Parts) -> dict[str, pd.DataFrame]:
             ]
         )
     if model := parts.get("model"):
-        found["model"] = pd.DataFrame([{"policy": row["policy"], **row["facts"]} for row in model])
+        found["model"] = _model(model)
+    if plain := parts.get("plain"):
+        columns = ("source", "seed", "questions", "accuracy", "tokens")
+        found["plain"] = pd.DataFrame([{name: row[name] for name in columns} for row in plain])
     return found
 
 
@@ -151,7 +196,13 @@ def _laws(rows: Rows) -> list[dict[str, Any]]:
 def figures(parts: Parts) -> dict[str, Figure]:
     """The study's plots, by name."""
     data = tables(parts)
-    drawers = {"policies": plot_policies, "laws": plot_laws, "probes": plot_probes, "planted": plot_planted}
+    drawers = {
+        "policies": plot_policies,
+        "laws": plot_laws,
+        "probes": plot_probes,
+        "planted": plot_planted,
+        "model": plot_model,
+    }
     return {name: draw(data[name]) for name, draw in drawers.items() if name in data}
 
 
@@ -194,6 +245,28 @@ def plot_policies(table: pd.DataFrame) -> Figure:
     for axes in (gains, costs):
         axes.grid(alpha=0.3, axis="x")
     figure.suptitle("Small world: accuracy and cost of every policy, mean over seeds")
+    return figure
+
+
+def plot_model(table: pd.DataFrame) -> Figure:
+    """Accuracy of the real model over its cost, mean and spread over seeds."""
+    figure = Figure(figsize=(6.5, 4), layout="constrained")
+    axes = figure.subplots()
+    for i, row in enumerate(table.itertuples()):
+        axes.errorbar(
+            row.tokens,
+            100 * row.accuracy,
+            yerr=100 * row.accuracy_std,
+            fmt="o",
+            color=f"C{i}",
+            capsize=3,
+            label=WORDS.get(str(row.policy), str(row.policy)),
+        )
+    axes.set_xlabel("tokens a question, thrown-away ones included")
+    axes.set_ylabel("right answers (%), mean and spread over seeds")
+    axes.set_title("The real model: accuracy over cost")
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False, fontsize=8)
     return figure
 
 
@@ -254,10 +327,12 @@ def log_candidates(ctx: RunContext, parts: Parts) -> None:
             numbers = {f"test/{key}": float(v) for key, v in facts.items() if isinstance(v, int | float)}
             for key in ("over_plain", "over_control"):
                 numbers |= {f"test/{key}/{n}": float(v) for n, v in facts.get(key, {}).items()}
+            numbers["time/seconds_per_question"] = row["seconds"][name]
             log_metrics(ctx, run, numbers)
             ctx.client.set_terminated(run)
     for row in parts.get("model", ()):
-        run = candidate_run(ctx, f"model/{row['policy']}")
-        log_params(ctx, run, {"policy": row["policy"]})
-        log_metrics(ctx, run, {f"test/{key}": float(value) for key, value in row["facts"].items()})
+        run = candidate_run(ctx, f"model/{row['policy']}/seed{row['seed']}")
+        log_params(ctx, run, {"policy": row["policy"], "seed": row["seed"]})
+        numbers = {f"test/{key}": float(value) for key, value in row["facts"].items()}
+        log_metrics(ctx, run, numbers | {"time/seconds_per_question": row["seconds"]})
         ctx.client.set_terminated(run)

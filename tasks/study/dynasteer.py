@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from methods.dynasteer.decoding import Policy
 from methods.dynasteer.study import WorldPlan, run_planted, run_world
 from methods.dynasteer.world import make_tokenizer, train_reasoner
 from tasks.load_model import load_causal_lm
@@ -20,7 +22,10 @@ from tasks.one_thread import one_thread
 from tasks.prepare.config import ModelSettings
 from tasks.quiet import quiet_progress
 from tasks.reference import Reference
-from tasks.steer.questions import check_questions
+from tasks.steer.config import DrawSettings
+from tasks.steer.questions import as_problems, check_questions, read_questions
+from tasks.steer.steer import answers, generation, load
+from tasks.steer.steps import SteerRun
 from tasks.step import step
 from tasks.study.dynasteer_config import DynaSteerStudy
 
@@ -40,7 +45,8 @@ def check_study(config: DynaSteerStudy) -> None:
 
     if "model" in parts_of(config):
         check_model_source(ModelSettings(source=config.model, dtype="float32"))
-        check_questions(config.steer.questions)
+        for asked in (config.steer.questions, *config.plain_questions):
+            check_questions(asked)
 
 
 def parts_of(config: DynaSteerStudy) -> tuple[str, ...]:
@@ -69,7 +75,7 @@ def study_reasoner(out: Path, *, seed: int, steps: int) -> dict[str, Any]:
     return {"loss": sum(last) / len(last), "parameters": sum(p.numel() for p in model.parameters())}
 
 
-@step("study-dynasteer-world", kind="report", version=VERSION, timeout_seconds=24 * 3600)
+@step("study-dynasteer-world", kind="report", version="2", timeout_seconds=24 * 3600)
 def study_world(
     out: Path, *, seed: int, model: Reference, problems: int, select: int, test: int, laws: int
 ) -> dict[str, Any]:
@@ -84,8 +90,50 @@ def study_world(
     policies = row["policies"]
     return {
         **{name: policies[name]["accuracy"] for name in ("plain", "resample", "steer")},
-        "timings": {f"{name}_cpu_seconds": value for name, value in seconds.items()},
+        "timings": {f"{name}_seconds_per_question": value for name, value in seconds.items()},
     }
+
+
+@step("study-dynasteer-plain", kind="report", version=VERSION, timeout_seconds=7 * 24 * 3600)
+def study_plain(
+    out: Path, *, model: Reference, questions: Reference, draw: DrawSettings, dtype: str, seed: int
+) -> dict[str, Any]:
+    """Plain answers of the real model to one set of questions: what it can do there."""
+    rows, record = read_questions(questions.expect("data"), "test")
+    network, tokenizer = load(model.expect("model"), dtype)
+    problems = as_problems(rows, record, tokenizer)
+    started = time.perf_counter()
+    found = answers(network, tokenizer, problems, record["check"], generation(draw, seed), Policy())
+    seconds = (time.perf_counter() - started) / len(found)
+    row = {
+        "seed": seed,
+        "source": record["source"],
+        "questions": len(found),
+        "accuracy": sum(answer["right"] for answer in found) / len(found),
+        "tokens": sum(answer["accepted_tokens"] for answer in found) / len(found),
+    }
+    _write(out / RESULT, row)
+    return {"accuracy": row["accuracy"], "timings": {"seconds_per_question": seconds}}
+
+
+def model_rows(run: SteerRun, seed: int) -> list[dict[str, Any]]:
+    """A seed's policies on the real model: facts, correctness as text of 0 and 1, groups, seconds a question."""
+    questions, _ = read_questions(run.questions.path, "test")
+    rows = []
+    for name, facts in run.answered.summary["policies"].items():
+        lines = (run.answered.path / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
+        rows.append(
+            {
+                "seed": seed,
+                "policy": name,
+                "facts": facts,
+                "fit": run.facts,
+                "right": "".join(str(int(json.loads(line)["right"])) for line in lines),
+                "groups": [row["group"] for row in questions],
+                "seconds": run.answered.timings[f"{name}_seconds_per_question"],
+            }
+        )
+    return rows
 
 
 def _write(path: Path, row: Mapping[str, Any]) -> None:

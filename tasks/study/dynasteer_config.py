@@ -8,6 +8,16 @@ from tasks.config import Config, Distinct, Seeds
 from tasks.steer.config import DrawSettings, QuestionSettings, SteerSettings
 
 Part = Literal["planted", "world", "model"]
+ARITHMETIC = (
+    "Calculate 47 + 15.\n47 + 10 = 57\n57 + 5 = 62\n\n"
+    "Calculate 23 * 4.\n20 * 4 = 80\n3 * 4 = 12\n80 + 12 = 92\n\n{question}\n"
+)
+WORD_PROBLEMS = (
+    "Question: Tom has 3 bags of 4 apples. He eats 2. How many are left?\n"
+    "Tom has 3 * 4 = 12 apples.\nAfter eating 2 there are 12 - 2 = 10.\nThe answer is 10.\n\n"
+    "Question: {question}\n"
+)
+CHOICES = "Which of these is hot?\nA. ice\nB. fire\nC. snow\nD. rain\nAnswer: B\n\n{question}\nAnswer:"
 
 
 class DynaSteerStudy(Config):
@@ -39,9 +49,18 @@ class DynaSteerStudy(Config):
     )
     steer: SteerSettings = Field(
         SteerSettings(
-            questions=QuestionSettings(train=48, test=48),
+            questions=QuestionSettings(train=96, test=64),
             draw=DrawSettings(max_new_tokens=24),
             policies=("plain", "resample", "random", "steer"),
         ),
-        description="Questions and settings of the real model",
+        description="Questions and settings of the real model; each seed has questions and draws of its own",
     )
+    plain_questions: tuple[QuestionSettings, ...] = Field(
+        (
+            QuestionSettings(source="bundled:arithmetic", template=ARITHMETIC, test=48),
+            QuestionSettings(source="bundled:gsm8k", template=WORD_PROBLEMS, test=48),
+            QuestionSettings(source="bundled:arc_easy", template=CHOICES, check="words", test=48),
+        ),
+        description="Questions that the real model only answers plainly, to tell what it can do",
+    )
+    plain_tokens: int = Field(96, ge=1, le=1_048_576, description="Tokens of such an answer at most")

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from methods.common.errors import DataError
+from flows.steer import check
+from flows.steer_config import SteerConfig
+from methods.common.errors import ConfigError, DataError
 from tests.flows.tiny_lifecycle import environment, seedloom
 from tests.tasks.steer.planted_folder import write_planted
 from tests.tiny_models import tiny_llama
@@ -55,10 +57,9 @@ def test_a_steering_is_written_beside_its_model_and_belongs_to_it(tmp_path: Path
         with_steering(str(tmp_path / "steered"), candidates[:1])
 
     for wrong, says in (
-        (("--policies", "steer"), "steer without resample proves nothing"),
-        (("--questions.source", "nowhere.jsonl"), "there is no such file"),
+        ({"policies": ("steer",)}, "steer without resample proves nothing"),
+        ({"questions": {"source": "nowhere.jsonl"}}, "there is no such file"),
     ):
-        done = seedloom(*asked[:6], "--output", "new", *wrong, env=env, cwd=tmp_path)
-        assert done.returncode == 2, done.stdout
-        assert says in done.stderr
-        assert len(done.stderr.strip().splitlines()) == 1
+        given = {"model": str(tmp_path / "model"), "output": str(tmp_path / "new"), **wrong}
+        with pytest.raises((ConfigError, DataError), match=says):
+            check(SteerConfig.model_validate(given))

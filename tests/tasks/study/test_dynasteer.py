@@ -16,7 +16,9 @@ from tasks.report.dynasteer import figures, metrics_and_verdicts, policies_table
 from tasks.study.dynasteer import check_study, parts_of
 from tasks.study.dynasteer_config import DynaSteerStudy
 
-PLAN = WorldPlan(problems=40, select=12, test=30, laws=12, forks=6, completions=1)
+PLAN = WorldPlan(
+    problems=40, select=12, test=30, laws=12, forks=6, completions=1, alphas=(1.0, 3.0), always=(0.5,)
+)
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +41,20 @@ def planted(**changes: float) -> dict[str, Any]:
         "cosine": 0.99,
     }
     return row | {"fixed": 80, "harmed": 3, "tests": 200, "contexts": 40} | changes
+
+
+def model_row(seed: int, policy: str, right: str) -> dict[str, Any]:
+    facts = {"accuracy": right.count("1") / len(right), "tokens_per_question": 9.0}
+    fit = dict.fromkeys(("accuracy", "doubtful", "right_forks", "wrong_forks", "contexts"), 3.0)
+    return {
+        "seed": seed,
+        "policy": policy,
+        "facts": facts | {"harmed_of_plain": 0, "fixed_of_plain": 2},
+        "fit": fit | {"probe_accuracy": 0.6},
+        "right": right,
+        "groups": list("abcd"),
+        "seconds": 0.25,
+    }
 
 
 def test_a_seed_holds_every_policy_with_its_control(seed: dict[str, Any]) -> None:
@@ -91,7 +107,7 @@ def test_a_killed_seed_measures_only_what_is_missing(
         return decode(*arguments, **more)
 
     monkeypatch.setattr(study, "decode", counted)
-    stop_at = 50
+    stop_at = 40
     with pytest.raises(KeyboardInterrupt):
         run_world(model, 0, PLAN, folder=tmp_path)
     calls, stop_at = 0, -1
@@ -104,10 +120,15 @@ def test_the_report_is_whole(seed: dict[str, Any]) -> None:
     other = copy.deepcopy(seed)
     other["seed"] = 1
     parts: dict[str, Any] = {"planted": [planted(), planted(seed=1)], "world": [seed, other]}
-    facts = {"accuracy": 0.5, "tokens_per_question": 9.0}
-    over = {f"gain_over_{o}{e}": 0.0 for o in ("plain", "resample") for e in ("", "_low", "_high")}
-    over |= {f"{word}_of_{o}": 1 for o in ("plain", "resample") for word in ("fixed", "harmed")}
-    parts["model"] = [{"policy": "plain", "facts": facts}, {"policy": "steer", "facts": facts | over}]
+    parts["model"] = [
+        model_row(seed, policy, right)
+        for seed in (0, 1)
+        for policy, right in (("plain", "0011"), ("resample", "0111"), ("steer", "1111"))
+    ]
+    parts["plain"] = [
+        {"seed": s, "source": "bundled:x", "questions": 4, "accuracy": 0.25, "tokens": 3.0, "seconds": 0.5}
+        for s in (0, 1)
+    ]
     metrics, verdicts = metrics_and_verdicts(parts)
     json.dumps(metrics, allow_nan=False)
     assert len(verdicts) == sum("bar" in claim for claim in metrics["claims"].values())
@@ -116,7 +137,14 @@ def test_the_report_is_whole(seed: dict[str, Any]) -> None:
     assert {"policies", "laws", "planted"} <= set(drawn)
     assert set(data["policies"].policy) == set(seed["policies"])
     shown = policies_table(parts)
-    assert set(shown.bench) >= {"small world", "real model"}
+    assert set(shown.bench) >= {"small world", "real model", "real model, bundled:x"}
+    steered = shown[(shown.bench == "real model") & (shown.policy == "DynaSteer")].iloc[0]
+    assert steered["right (%)"] == "100.0 ± 0.0"
+    assert steered["ms a question"] == "250"
+    assert steered["over its control (95 %)"].startswith("+25.0 (")
+    assert steered["fixed / harmed of plain"] == "4 / 0"
+    assert metrics["claims"]["model/gain_over_plain"]["values"] == [0.5, 0.5]
+    assert metrics["claims"]["model/plain/x"]["mean"] == 0.25
     # Two equal seeds: intervals come from the pooled problems, and the spread over seeds is nothing.
     assert data["policies"].accuracy_std.max() == 0
 
