@@ -107,6 +107,12 @@ FLOWS: tuple[FlowEntry, ...] = (
         "cluster files larger than memory through a small weighted part of their rows",
     ),
     FlowEntry(
+        "graph",
+        "flows.graph",
+        "flows.graph_config:GraphConfig",
+        "predict nodes, graphs or edges where the answer depends on what lies far away",
+    ),
+    FlowEntry(
         "archive",
         "flows.archive",
         "flows.archive_config:ArchiveConfig",

@@ -103,8 +103,9 @@ def split_targets(
     Raises:
         DataError: too few known targets.
     """
-    if len(graphs) >= 5:
-        held = set(generator.permutation(len(graphs))[: max(1, round(fraction * len(graphs)))].tolist())
+    if sum(bool(mask.any()) for mask in known) >= 5:
+        usable = [place for place, mask in enumerate(known) if bool(mask.any())]
+        held = set(generator.permutation(usable)[: max(1, round(fraction * len(usable)))].tolist())
         train = [mask & (place not in held) for place, mask in enumerate(known)]
         held_masks = [mask & (place in held) for place, mask in enumerate(known)]
     else:
