@@ -16,7 +16,7 @@ Policies = Mapping[str, Mapping[str, Any]]
 WORDS = {
     "plain": "plain",
     "resample": "resample (no edit)",
-    "random": "random directions",
+    "random": "random directions (a draw and its opposite)",
     "steer": "DynaSteer",
     "always": "DynaSteer, no gate",
     "mean": "difference of means",

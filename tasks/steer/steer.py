@@ -9,7 +9,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -192,11 +192,13 @@ def answer_questions(
     for name in settings.policies:
         file = out / f"{name}.jsonl"
         if not file.is_file() or name not in timings:
-            policy = policy_named(name, fitted, acts, settings)
             started = time.perf_counter()
-            found = answers(network, tokenizer, problems, record["check"], config, policy)
-            timings[name] = (time.perf_counter() - started) / len(problems)
-            _write_rows(file, found)
+            drawn = [
+                answers(network, tokenizer, problems, record["check"], config, policy)
+                for policy in policies_named(name, fitted, acts, settings)
+            ]
+            timings[name] = (time.perf_counter() - started) / len(problems) / len(drawn)
+            _write_rows(file, _mean_rows(drawn))
             write_json(clock, timings)
     by_policy = {name: _read_rows(out / f"{name}.jsonl") for name in settings.policies}
     return {
@@ -205,15 +207,33 @@ def answer_questions(
     }
 
 
-def policy_named(name: str, fitted: Any, acts: HeadActivations | None, settings: SteerSettings) -> Policy:
-    """A policy of the settings' list."""
+def policies_named(
+    name: str, fitted: Any, acts: HeadActivations | None, settings: SteerSettings
+) -> list[Policy]:
+    """A policy of the settings' list; the random one is a draw and its opposite, so that what a direction does by
+    chance cancels in their mean."""
+    if name == "random":
+        edit = fitted.edit()
+        return [
+            Policy(
+                fitted.gate_,
+                replace(edit, directions=fitted.random_directions(fitted.random_state, sign)),
+                settings.scope,
+                last=settings.tau_decay or None,
+            )
+            for sign in (1.0, -1.0)
+        ]
+    return [_policy_named(name, fitted, acts, settings)]
+
+
+def _policy_named(name: str, fitted: Any, acts: HeadActivations | None, settings: SteerSettings) -> Policy:
     from methods.dynasteer.baselines import fit_caa, fit_iti
     from methods.dynasteer.steering import DynaSteer
 
     how = {"tau_decay": settings.tau_decay or None, "scope": settings.scope}
     if name == "always":
         return Policy(ALWAYS, fitted.edit(), settings.scope, last=settings.tau_decay or None)
-    if name in ("plain", "resample", "random", "steer"):
+    if name in ("plain", "resample", "steer"):
         found: Policy = fitted.policy(policy=name, **how)
         return found
     assert acts is not None
@@ -251,6 +271,19 @@ def answers(
             }
         )
     return found
+
+
+def _mean_rows(drawn: Sequence[Rows]) -> Rows:
+    """One row a question of several draws of a policy: means of the numbers, the first one's text."""
+    if len(drawn) == 1:
+        return drawn[0]
+    return [
+        {
+            key: value if isinstance(value, str) else float(np.mean([row[key] for row in rows]))
+            for key, value in rows[0].items()
+        }
+        for rows in zip(*drawn, strict=True)
+    ]
 
 
 def policy_facts(found: dict[str, Rows], questions: Sequence[dict[str, str]]) -> dict[str, dict[str, Any]]:

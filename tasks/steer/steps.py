@@ -41,7 +41,7 @@ def fit_steering(out: Path, *, settings: SteerSettings, model: Reference, forks:
     return work(out, settings=settings, model=model, forks=forks)
 
 
-@step("steer-answers", kind="report", version="2", timeout_seconds=WEEK)
+@step("steer-answers", kind="report", version="3", timeout_seconds=WEEK)
 def answer_questions(
     out: Path,
     *,

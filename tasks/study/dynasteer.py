@@ -117,7 +117,7 @@ def study_plain(
 
 
 def model_rows(run: SteerRun, seed: int) -> list[dict[str, Any]]:
-    """A seed's policies on the real model: facts, correctness as text of 0 and 1, groups, seconds a question."""
+    """A seed's policies on the real model: facts, correctness of each question (0 to 1), groups, seconds a question."""
     questions, _ = read_questions(run.questions.path, "test")
     rows = []
     for name, facts in run.answered.summary["policies"].items():
@@ -128,7 +128,7 @@ def model_rows(run: SteerRun, seed: int) -> list[dict[str, Any]]:
                 "policy": name,
                 "facts": facts,
                 "fit": run.facts,
-                "right": "".join(str(int(json.loads(line)["right"])) for line in lines),
+                "right": [float(json.loads(line)["right"]) for line in lines],
                 "groups": [row["group"] for row in questions],
                 "seconds": run.answered.timings[f"{name}_seconds_per_question"],
             }

@@ -49,8 +49,10 @@ class DynaSteerStudy(Config):
     )
     steer: SteerSettings = Field(
         SteerSettings(
-            questions=QuestionSettings(train=96, test=64),
+            questions=QuestionSettings(train=48, test=32),
             draw=DrawSettings(max_new_tokens=24),
+            forks=4,
+            completions=2,
             policies=("plain", "resample", "random", "steer"),
         ),
         description="Questions and settings of the real model; each seed has questions and draws of its own",

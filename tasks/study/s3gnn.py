@@ -99,12 +99,19 @@ def task_rows(
 
 
 def _run(runs: Sequence[Any], processes: int, data: Reference | None) -> list[dict[str, Any]]:
+    from methods.s3gnn.study_data import PLANS
+
     folder = data.expect("data") if data is not None else Path()
     digest = data.digest if data is not None else ""
     return banked(
         "s3gnn-runs",
         runs,
-        lambda run: {"version": VERSION, **asdict(run), "digest": digest if run.task == "mesh" else ""},
+        lambda run: {
+            "version": VERSION,
+            "plan": asdict(PLANS[run.task]),
+            **asdict(run),
+            "digest": digest if run.task == "mesh" else "",
+        },
         partial(_score, folder=folder),
         processes,
     )

@@ -1,9 +1,6 @@
-"""The steer step from questions to a steering beside the model, killed in the middle, and used by evaluate."""
+"""The steer step from questions to a steering beside the model, cut off in the middle, and used by evaluate."""
 
 import json
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +12,14 @@ from tasks.evaluate.candidate import evaluate_model
 from tasks.evaluate.config import EvaluateSettings
 from tasks.reference import reference_to
 from tasks.report.steer import figures, policy_table, tables, verdicts
+from tasks.steer import steer as module
 from tasks.steer.artefact import read_record, write_artefact
 from tasks.steer.config import DrawSettings
 from tasks.steer.questions import build_questions
 from tasks.steer.steer import answer_questions, draw_forks, fit_steering, generation
+from tests.killed import digests
 from tests.tasks.steer.planted_folder import settings, write_planted
 
-ROOT = Path(__file__).parents[3]
 POLICIES = ("plain", "resample", "random", "steer", "always", "mean", "caa", "iti")
 
 
@@ -60,6 +58,10 @@ def test_the_planted_truth_is_gained_and_the_costs_are_told(made: Any) -> None:
     assert policies["plain"]["discarded_per_question"] == 0
     assert policies["steer"]["tokens_per_question"] > policies["plain"]["tokens_per_question"]
     assert policies["always"]["tokens_per_question"] >= 1.8 * policies["plain"]["tokens_per_question"]
+    # A draw and its opposite: what one direction does by chance cancels.
+    assert abs(policies["random"]["accuracy"] - policies["resample"]["accuracy"]) < 0.12
+    rows = [json.loads(line) for line in (made["answers"].path / "random.jsonl").read_text().splitlines()]
+    assert {row["right"] for row in rows} <= {0.0, 0.5, 1.0}
     assert set(made["answers_summary"]["timings"]) == {f"{name}_seconds_per_question" for name in POLICIES}
     facts = made["steering_summary"]
     assert facts["probe_accuracy"] > 0.95 > 0.8 > facts["probe_accuracy_of_all"]
@@ -131,27 +133,36 @@ def test_a_model_that_is_never_right_is_told_with_counts(made: Any, tmp_path: Pa
         draw_forks(tmp_path / "out", settings=own, model=made["model"], questions=questions)
 
 
-def test_a_killed_run_draws_only_what_is_missing(made: Any) -> None:
-    few = settings(made["folder"] / "questions.jsonl", questions={"train": 24, "test": 4})
-    build_questions(few.questions, made["folder"] / "few")
-    done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("killed_forks.py")), str(made["folder"])],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=ROOT,
-        env={"PYTHONPATH": str(ROOT), "PATH": "", "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    found = json.loads(done.stdout)
-    whole = found["0"]
-    assert whole["status"] == 0
-    again = found["5"]  # four parts of chains and one of forks were there
-    assert (again["signal"], again["status"]) == (signal.SIGKILL, 0)
-    assert again["told"]["written"] == whole["told"]["written"] - 5
-    assert again["files"] == whole["files"]
-    assert again["told"]["summary"] == whole["told"]["summary"]
-    assert sorted(whole["files"]) == ["chains.jsonl", "forks.jsonl", "gate.json"]
+def test_a_run_that_was_cut_off_draws_only_what_is_missing(
+    made: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = settings(made["folder"] / "questions.jsonl", questions={"train": 24, "test": 4})
+    own = own.model_copy(update={"forks": 3, "completions": 1})
+    build_questions(own.questions, tmp_path / "few")
+    inputs = {"settings": own, "model": made["model"], "questions": reference_to(tmp_path / "few", "data")}
+    write, written, stop_at = module._write_rows, [], 0
+
+    def counted(path: Path, rows: Any) -> None:
+        if stop_at and len(written) == stop_at:
+            path.with_name(f"{path.name}.part").write_text("{")  # a kill leaves half a part
+            raise KeyboardInterrupt
+        written.append(path.name)
+        write(path, rows)
+
+    monkeypatch.setattr(module, "PART_QUESTIONS", 6)
+    monkeypatch.setattr(module, "_write_rows", counted)
+    whole = draw_forks(tmp_path / "whole", **inputs)
+    drawn = written.copy()
+    written.clear()
+    stop_at = 5  # four parts of chains and one of forks are there
+    with pytest.raises(KeyboardInterrupt):
+        draw_forks(tmp_path / "cut", **inputs)
+    stop_at = 0
+    assert written == drawn[:5]
+    assert draw_forks(tmp_path / "cut", **inputs) == whole
+    assert written == drawn
+    assert digests(tmp_path / "cut") == digests(tmp_path / "whole")
+    assert sorted(digests(tmp_path / "whole")) == ["chains.jsonl", "forks.jsonl", "gate.json"]
 
 
 def test_the_report_shows_gain_cost_and_harm(made: Any) -> None:
