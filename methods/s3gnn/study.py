@@ -142,7 +142,7 @@ def _hits(model: Any, graphs: list[Data]) -> float:
 def _far(model: GraphEstimator, task: TaskData) -> dict[str, Any]:
     """The trained model's sensitivity at each distance, and how near its global responses come to cancelling."""
     curves = []
-    for data in task.test[:2]:
+    for data in task.test[:1]:
         prepared = model._prepared(data)
         source = int(data.x[:, 0].argmax())
         curves.append(list(sensitivity_by_distance(model.model_, prepared, [source]).values()))
