@@ -11,6 +11,8 @@ from methods.tace.product import Backend
 from methods.tace.symbols import Symbol
 
 Architecture = Literal["tace", "mace", "nequip", "allegro"]
+Tensors = Literal["dipole", "polarizability"]
+TENSOR_RANKS: dict[Tensors, int] = {"dipole": 1, "polarizability": 2}
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class PotentialConfig:
         parity: "both" keeps pseudo-tensors as well ("nequip" and "allegro" with Levi-Civita paths); "natural" has
             parity (-1)^l only.
         ordered: "tace": couple l1 <= l2 only, as the large published model does.
+        tensors: read beside the energy: "dipole", "polarizability"; "tace" and "mace".
     """
 
     elements: tuple[int, ...]
@@ -60,6 +63,7 @@ class PotentialConfig:
     readout_hidden: int = 16
     parity: Literal["natural", "both"] = "natural"
     ordered: bool = False
+    tensors: tuple[Tensors, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse sizes that are none. Raises ConfigError: names the field."""
@@ -87,6 +91,15 @@ class PotentialConfig:
             raise ConfigError(
                 f"energies: {len(self.energies)} for {len(self.elements)} elements; give one each"
             )
+        for name in self.tensors:
+            if name not in get_args(Tensors):
+                raise ConfigError(f"tensors {name!r}: give some of {', '.join(get_args(Tensors))}")
+            if self.architecture not in ("tace", "mace"):
+                raise ConfigError(
+                    f"tensors {name!r}: architecture {self.architecture} has none; take tace or mace"
+                )
+            if self.lmax < TENSOR_RANKS[name]:
+                raise ConfigError(f"lmax {self.lmax}: a {name} needs at least {TENSOR_RANKS[name]}")
         if self.node_lmax > self.lmax:
             raise ConfigError(f"node_lmax {self.node_lmax}: must be at most lmax {self.lmax}")
 
@@ -97,6 +110,11 @@ class PotentialConfig:
         return Irreps(
             [(self.channels, (rank, sign or (-1) ** rank)) for rank in range(highest + 1) for sign in signs]
         )
+
+    @property
+    def final_rank(self) -> int:
+        """Highest rank behind the last layer: 0 where only energies are read."""
+        return max((TENSOR_RANKS[name] for name in self.tensors), default=0)
 
     def as_dict(self) -> dict[str, object]:
         """Plain values, for a file."""

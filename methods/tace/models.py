@@ -17,6 +17,7 @@ from methods.tace.blocks import (
     scatter_sum,
 )
 from methods.tace.config import PotentialConfig
+from methods.tace.heads import TensorHead
 from methods.tace.irreps import Irreps
 from methods.tace.layers import Gate, Linear
 from methods.tace.potential import Potential
@@ -78,7 +79,7 @@ class MACELayer(nn.Module):
     def __init__(self, config: PotentialConfig, before: Irreps, *, first: bool, last: bool) -> None:
         super().__init__()
         messages = config.irreps(config.lmax)
-        self.irreps_out = after = scalars(config) if last else config.irreps(config.node_lmax)
+        self.irreps_out = after = config.irreps(config.final_rank if last else config.node_lmax)
         self.convolution = Convolution(config, before, messages, even=False, divisor=config.neighbors)
         self.product = SymmetricContraction(config, messages, after)
         self.mix = Linear(after, after, config.basis)
@@ -104,7 +105,7 @@ class TACELayer(nn.Module):
     def __init__(self, config: PotentialConfig, before: Irreps, *, first: bool, last: bool) -> None:
         super().__init__()
         messages, count = config.irreps(config.lmax), len(config.elements)
-        self.irreps_out = after = scalars(config) if last else config.irreps(config.node_lmax)
+        self.irreps_out = after = config.irreps(config.final_rank if last else config.node_lmax)
         self.convolution = Convolution(config, before, messages, even=True, divisor=config.neighbors)
         self.powers = nn.ModuleList(
             ChannelProduct(config, messages, messages, messages, even=True)
@@ -143,15 +144,20 @@ class _Read(Potential):
             layers.append(self.layer(config, before, first=number == 0, last=last))
             before = layers[-1].irreps_out
         self.layers = nn.ModuleList(layers)
+        self.heads = nn.ModuleDict({name: TensorHead(config, name, before) for name in config.tensors})
 
     def site_energies(self, edges: Edges) -> Tensor:
         """(atoms,) summed over the readouts of all layers."""
+        return self.sites(edges)[0]
+
+    def sites(self, edges: Edges) -> tuple[Tensor, Tensor | None]:
+        """The energies, and the features that the heads read."""
         features = self.embedding[edges.element]
         sites = features.new_zeros(len(features))
         for layer in self.layers:
             features, found = layer(features, edges)
             sites = sites + found
-        return sites
+        return sites, features
 
 
 class CartesianMACE(_Read):
@@ -181,7 +187,8 @@ class AllegroLayer(nn.Module):
         self.environment = Perceptron([channels, channels * len(around)])
         self.product = ChannelProduct(config, before, around, self.irreps_out, even=False)
         self.latent = Perceptron([2 * channels, *config.radial_hidden, channels])
-        self.divisor = config.neighbors**0.5
+        # A mean: neighbours of one kind add up in step, and what is multiplied layer by layer would grow.
+        self.divisor = config.neighbors
 
     def forward(self, latent: Tensor, tensors: Tensor, edges: Edges) -> tuple[Tensor, Tensor]:
         """Scalars (edges, channels) and tensors (edges, width) to the same, renewed."""
@@ -230,7 +237,7 @@ class CartesianAllegro(Potential):
         for layer in self.layers:
             latent, tensors = layer(latent, tensors, edges)
         sites = scatter_sum(self.readout(latent) * edges.envelope, edges.ends[1], len(edges.element))
-        return sites.squeeze(1) / self.config.neighbors**0.5
+        return sites.squeeze(1) / self.config.neighbors
 
 
 ARCHITECTURES: dict[str, type[Potential]] = {

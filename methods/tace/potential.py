@@ -38,6 +38,7 @@ class Potential(nn.Module):
         self.embedding = nn.Parameter(torch.randn(len(config.elements), config.channels))
         self.radial = RadialBasis(config.cutoff, config.radial, config.cutoff_order)
         self.harmonics = Harmonics(config.lmax, config.basis)
+        self.heads = nn.ModuleDict()
         self._build(config)
 
     @abstractmethod
@@ -47,6 +48,10 @@ class Potential(nn.Module):
     @abstractmethod
     def site_energies(self, edges: Edges) -> Tensor:
         """(atoms,) without unit; 0 for an atom without neighbours."""
+
+    def sites(self, edges: Edges) -> tuple[Tensor, Tensor | None]:
+        """The energies, and the atoms' features for the heads where there are any."""
+        return self.site_energies(edges), None
 
     def forward(
         self, data: Mapping[str, Tensor], *, forces: bool = True, stress: bool = False
@@ -61,7 +66,8 @@ class Potential(nn.Module):
             stress: with it, dE/dstrain over the volume.
 
         Returns:
-            energy (graphs,) in eV, forces (atoms, 3) in eV/angstrom, stress (graphs, 3, 3) in eV/angstrom^3.
+            energy (graphs,) in eV, forces (atoms, 3) in eV/angstrom, stress (graphs, 3, 3) in eV/angstrom^3, and what
+            the model has heads for: dipole (graphs, 3) in e angstrom, polarizability (graphs, 3, 3) in angstrom^3.
 
         Raises:
             DataError: an unknown element, positions that are no numbers, an edge of length 0, or no cell for a stress.
@@ -89,9 +95,13 @@ class Potential(nn.Module):
             self.harmonics.irreps_out.parts(self.config.basis),
         )
         alone: Any = self.energies
-        sites = self.site_energies(edges) * self.config.scale + alone.to(positions.dtype)[element]
+        values, features = self.sites(edges)
+        sites = values * self.config.scale + alone.to(positions.dtype)[element]
         energy = positions.new_zeros(graphs).index_add(0, batch, sites)
         found = {"energy": energy}
+        if features is not None:
+            for name, head in self.heads.items():
+                found[name] = head(features, element, batch, graphs)
         wanted = [value for value, asked in ((positions, forces), (strain, stress)) if asked]
         if not wanted:
             return found

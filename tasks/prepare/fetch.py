@@ -181,12 +181,20 @@ def mesh_flow(out: Path) -> dict[str, Any]:
     return solve_flows(out)
 
 
+def xtb(out: Path) -> dict[str, Any]:
+    """Trajectories of three molecules and diamond, simulated here with GFN-xTB, as extended XYZ files."""
+    from tasks.prepare.xtb import xtb as simulate
+
+    return simulate(out)
+
+
 SETS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "mnist": mnist,
     "mnist60k": mnist60k,
     "sentiment": sentiment,
     "kjv": kjv,
     "mesh_flow": mesh_flow,
+    "xtb": xtb,
 }
 
 
