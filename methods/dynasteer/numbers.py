@@ -13,8 +13,13 @@ _NUMBER = re.compile(
     rf"(?<![\w.])([-+]?)({_PLAIN})(?:[eE]([-+]?\d{{1,3}})(?!\w))?(?:\s*/\s*(\d+)(?![\w.]\d))?"
 )
 _MIXED = re.compile(r"(?<![\w.])(\d+)\s*\\[dt]?frac\s*\{\s*(\d+)\s*\}\s*\{\s*(\d+)\s*\}")
+# TeX takes single digits without braces: \frac43.
+_SHORT = re.compile(r"\\[dt]?frac\s*(?:\{(\d+)\}|(\d))\s*(?:\{(\d+)\}|(\d))")
 _FRACTION = re.compile(r"\\[dt]?frac\s*\{\s*(-?)\s*([\d.,]+)\s*\}\s*\{\s*(\d+)\s*\}")
-_BESIDE = re.compile(r"\\text\s*\{[^{}]*\}|\\[,;! ]|\\?[$%]|\\left|\\right|[{}()]")
+_BESIDE = re.compile(
+    r"\\(?:text|mbox|textbf|mathrm)\s*\{[^{}]*\}(?:\^\{?\d\}?)?|\^\s*\{?\s*\\circ\s*\}?"
+    r"|\\[,;! ]|\\?[$%]|\\left|\\right|[{}()]"
+)
 _NAMED = re.compile(r"^\s*[A-Za-z]\w*\s*=")
 
 
@@ -53,7 +58,7 @@ def _last_box(text: str) -> str | None:
 
 def _written_out(text: str) -> str:
     """Fractions with a stroke, and the minus of typesetting as that of the keyboard."""
-    plain = text.replace("\u2212", "-")
+    plain = _SHORT.sub(lambda m: rf"\frac{{{m[1] or m[2]}}}{{{m[3] or m[4]}}}", text.replace("\u2212", "-"))
     plain = _MIXED.sub(lambda m: f"{int(m[1]) * int(m[3]) + int(m[2])}/{m[3]}", plain)
     return _FRACTION.sub(lambda m: f"{m[1]}{m[2]}/{m[3]}", plain)
 

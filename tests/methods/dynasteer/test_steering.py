@@ -270,6 +270,13 @@ def test_votes_at_a_given_cost() -> None:
         ("9" * 5000, "7", False),
         ("a third: 0.333", "1/3", False),
         ("1/0", "7", False),
+        (r"\boxed{90^\circ}.", "90", True),
+        (r"\boxed{90^{\circ}}", "90", True),
+        (r"\boxed{\frac43}", "4/3", True),
+        (r"it is \boxed{-\frac 5{10}}", r"-\frac{1}{2}", True),
+        (r"\boxed{1\frac12}", "1.5", True),
+        (r"\boxed{864 \mbox{ inches}^2}", "864", True),
+        (r"\boxed{2^3}", "23", False),
     ],
 )
 def test_numbers_are_read_from_answers(text: str, answer: str, right: bool) -> None:
