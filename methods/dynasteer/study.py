@@ -117,8 +117,8 @@ class WorldPlan:
     laws: int = 1000
     forks: int = 12
     completions: int = 3
-    alphas: tuple[float, ...] = (1.0, 3.0, 6.0, 12.0)
-    always: tuple[float, ...] = (0.1, 0.25, 0.5, 1.0)
+    alphas: tuple[float, ...] = (1.0, 3.0, 6.0, 12.0, 24.0)
+    always: tuple[float, ...] = (0.1, 0.25, 0.5, 1.0, 2.0)
 
 
 class Kept:

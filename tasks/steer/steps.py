@@ -23,7 +23,7 @@ def build_questions(out: Path, *, settings: QuestionSettings, fingerprint: str) 
     return work(settings, out)
 
 
-@step("steer-forks", kind="data", version="1", timeout_seconds=WEEK)
+@step("steer-forks", kind="data", version="2", timeout_seconds=WEEK)
 def draw_forks(
     out: Path, *, settings: SteerSettings, model: Reference, questions: Reference
 ) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def fit_steering(out: Path, *, settings: SteerSettings, model: Reference, forks:
     return work(out, settings=settings, model=model, forks=forks)
 
 
-@step("steer-answers", kind="report", version="3", timeout_seconds=WEEK)
+@step("steer-answers", kind="report", version="4", timeout_seconds=WEEK)
 def answer_questions(
     out: Path,
     *,
