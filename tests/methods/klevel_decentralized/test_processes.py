@@ -1,0 +1,53 @@
+"""Real processes over gloo: the numbers of the simulation, and a clean end when an agent is killed."""
+
+import multiprocessing
+import os
+import signal
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from methods.common.errors import ConfigError
+from methods.klevel_decentralized import DKVR, AgentLost, Graph, run_processes, synthetic_chain
+
+
+def walk(mixer: Any, graph: Graph, iterations: int) -> np.ndarray:
+    chain = synthetic_chain(graph.agents, 3, size=3)
+    run = DKVR(chain.problem, graph, chain.sample, initial_batch=2, mixer=mixer)
+    run.run(iterations)
+    found: np.ndarray = run.state.numpy().copy()
+    return found
+
+
+def die(mixer: Any) -> None:
+    if mixer.rank == 1:
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGKILL)
+    walk(mixer, mixer.graph, 100_000)
+
+
+def refuse(mixer: Any) -> None:
+    raise ConfigError("lr 0: give a number above 0")
+
+
+def test_processes_walk_as_the_simulation_does() -> None:
+    graph = Graph.ring(4)
+    found = np.concatenate(run_processes(walk, graph, graph, 30))
+    np.testing.assert_allclose(found, walk(None, graph, 30), atol=1e-10, rtol=0)
+
+
+def test_a_killed_agent_ends_the_run_with_its_name() -> None:
+    started = time.monotonic()
+    with pytest.raises(AgentLost, match="agent"):
+        run_processes(die, Graph.ring(3), timeout=5)
+    assert time.monotonic() - started < 60
+    assert not multiprocessing.active_children()
+
+
+def test_what_an_agent_refuses_is_told() -> None:
+    with pytest.raises(AgentLost, match="lr 0: give a number above 0"):
+        run_processes(refuse, Graph.ring(1))
+    with pytest.raises(ConfigError, match="timeout 0"):
+        run_processes(refuse, Graph.ring(1), timeout=0)
