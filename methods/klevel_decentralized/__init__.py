@@ -4,6 +4,7 @@
 `centralised_solution` are the exact answers that it is measured against.
 """
 
+from methods.klevel_decentralized.cleaning import DataCleaning, data_cleaning
 from methods.klevel_decentralized.dkvr import DKVR, History
 from methods.klevel_decentralized.double_loop import DoubleLoop
 from methods.klevel_decentralized.graph import Graph
@@ -16,6 +17,7 @@ from methods.klevel_decentralized.synthetic import SyntheticChain, synthetic_cha
 __all__ = [
     "DKVR",
     "AgentLost",
+    "DataCleaning",
     "DoubleLoop",
     "GlooMixer",
     "Graph",
@@ -26,6 +28,7 @@ __all__ = [
     "Simulation",
     "SyntheticChain",
     "centralised_solution",
+    "data_cleaning",
     "hypergradient_oracle",
     "run_processes",
     "synthetic_chain",
