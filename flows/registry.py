@@ -113,6 +113,12 @@ FLOWS: tuple[FlowEntry, ...] = (
         "predict nodes, graphs or edges where the answer depends on what lies far away",
     ),
     FlowEntry(
+        "potential",
+        "flows.potential",
+        "flows.potential_config:PotentialFlowConfig",
+        "train an interatomic potential on your structures: a model for ASE, tried in dynamics",
+    ),
+    FlowEntry(
         "archive",
         "flows.archive",
         "flows.archive_config:ArchiveConfig",
@@ -201,6 +207,13 @@ FLOWS: tuple[FlowEntry, ...] = (
         "flows.studies.s3gnn_config:S3GNNConfig",
         "graphs whose answers lie far away: the paper's claims beside other graph networks",
         paper="s3gnn",
+    ),
+    FlowEntry(
+        "tace",
+        "flows.studies.tace",
+        "flows.studies.tace_config:TaceConfig",
+        "interatomic potentials on Cartesian and spherical tensors: the paper's claims with all else fixed",
+        paper="tace",
     ),
 )
 

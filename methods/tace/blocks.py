@@ -14,7 +14,16 @@ from torch import Tensor, nn
 from methods.tace.config import PotentialConfig
 from methods.tace.generalised import ggcc
 from methods.tace.harmonics import CartesianHarmonics
-from methods.tace.irreps import Basis, Irreps, check_features, irreps, project, size_of, to_spherical
+from methods.tace.irreps import (
+    Basis,
+    Irreps,
+    check_features,
+    irreps,
+    project,
+    size_of,
+    to_cartesian,
+    to_spherical,
+)
 from methods.tace.layers import Linear
 from methods.tace.product import TensorProduct
 
@@ -180,7 +189,9 @@ class Convolution(nn.Module):
         self, config: PotentialConfig, irreps_in: Irreps, irreps_out: Irreps, *, even: bool, divisor: float
     ) -> None:
         super().__init__()
-        basis = config.basis
+        # The change of basis is cheap for an atom and dear for an edge: "auto" makes it for atoms, before and behind.
+        self.around = config.basis == "cartesian" and config.backend == "auto"
+        basis: Basis = "spherical" if self.around else config.basis
         edges = Irreps(Irreps.spherical_harmonics(config.lmax))
         middle, instructions = couplings(
             irreps_in, edges, irreps_out, "uvu", even=even, ordered=config.ordered
@@ -200,14 +211,21 @@ class Convolution(nn.Module):
             basis=basis,
         )
         self.radial = Perceptron([config.radial, *config.radial_hidden, self.coupling.weight_numel])
+        self.irreps_edges = edges
         self.up, self.down = Linear(irreps_in, irreps_in, basis), Linear(middle, irreps_out, basis)
         self.divisor = divisor
 
     def forward(self, features: Tensor, edges: Edges) -> Tensor:
         """(atoms, width in) to (atoms, width out)."""
         start, to = edges.ends
-        messages = self.coupling(self.up(features)[start], edges.harmonics, self.radial(edges.radial))
+        harmonics = edges.harmonics
+        if self.around:
+            features = to_spherical(features, self.up.irreps_in)
+            harmonics = to_spherical(harmonics, self.irreps_edges)
+        messages = self.coupling(self.up(features)[start], harmonics, self.radial(edges.radial))
         sums: Tensor = self.down(scatter_sum(messages, to, len(features)) / self.divisor)
+        if self.around:
+            return to_cartesian(sums, self.down.irreps_out)
         # What is not irreducible goes here, once an atom: projections commute with sums and linear maps.
         return project(sums, self.down.irreps_out) if self.coupling.form == "contraction" else sums
 

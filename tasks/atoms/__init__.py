@@ -1,0 +1,1 @@
+"""Interatomic potentials on a person's own structures."""
