@@ -18,7 +18,7 @@ from tasks.step import step
 from tasks.study.run_bank import banked
 from tasks.study.tace_config import TaceStudy
 
-VERSION = "1"
+VERSION = "2"
 FRAMES, EPOCHS, CHANNELS, PICOSECONDS = (100, 400), (20, 60), (8, 16), (0.5, 5.0)
 FILES = tuple(
     f"ethanol_{part}.extxyz" for part in ("500K_train", "500K_validation", "500K_test", "1000K_test")
