@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,9 +22,9 @@ def walk(mixer: Any, graph: Graph, iterations: int) -> np.ndarray:
     return found
 
 
-def die(mixer: Any) -> None:
+def die(mixer: Any, died: Path) -> None:
     if mixer.rank == 1:
-        time.sleep(0.5)
+        died.write_text(str(time.monotonic()))
         os.kill(os.getpid(), signal.SIGKILL)
     walk(mixer, mixer.graph, 100_000)
 
@@ -38,11 +39,12 @@ def test_processes_walk_as_the_simulation_does() -> None:
     np.testing.assert_allclose(found, walk(None, graph, 30), atol=1e-10, rtol=0)
 
 
-def test_a_killed_agent_ends_the_run_with_its_name() -> None:
-    started = time.monotonic()
+def test_a_killed_agent_ends_the_run_with_its_name(tmp_path: Path) -> None:
+    died = tmp_path / "died"
     with pytest.raises(AgentLost, match="agent"):
-        run_processes(die, Graph.ring(3), timeout=5)
-    assert time.monotonic() - started < 60
+        run_processes(die, Graph.ring(3), died, timeout=5)
+    # From the kill on: starting three processes takes what a busy machine lets it take.
+    assert time.monotonic() - float(died.read_text()) < 30
     assert not multiprocessing.active_children()
 
 
