@@ -9,6 +9,7 @@ predict x_{j+1} the sum runs over j = s .. L-2: the term i = s comes from a pref
 
 from __future__ import annotations
 
+import math
 import warnings
 import weakref
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from methods.common.packed_scoring import unwrapped
 from methods.rope_psd.kl import CHUNK, Direction, chunked_kl
 from methods.rope_psd.long_ce import long_ce, long_ce_weights, token_losses
 from methods.rope_psd.rope_models import (
+    attention_of,
     cache_name,
     check_rope,
     cut_cache,
@@ -56,13 +58,17 @@ class _Batch:
     given_mask: Tensor | None
     given_places: Tensor | None
 
-    @property
-    def attention(self) -> Tensor:
-        """What attention takes: the mask, or with documents who sees whom."""
+    def attention(self, model: nn.Module) -> Tensor:
+        """What the model's attention takes: the mask, or with documents who sees whom."""
         if self.documents is None:
             return self.mask
         same = self.documents[:, None, :, None] == self.documents[:, None, None, :]
-        return (same & self.mask[:, None, None, :].bool()).tril()
+        seen = (same & self.mask[:, None, None, :].bool()).tril()
+        if attention_of(model) != "eager":
+            return seen
+        # Eager attention adds its mask to the scores: true and false would hide nothing.
+        dtype = unwrapped(model).get_input_embeddings().weight.dtype
+        return torch.zeros_like(seen, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)
 
 
 class RopePSDLoss:
@@ -114,9 +120,9 @@ class RopePSDLoss:
         ):
             if value not in known:
                 raise ConfigError(f"{name}={value!r}: choose one of {', '.join(known)}")
-        if not kl_weight >= 0:
+        if not 0 <= kl_weight < math.inf:
             raise ConfigError(f"kl_weight={kl_weight}: give 0 or more; the paper's is 1")
-        if not max_skip > 0:
+        if not 0 < max_skip < math.inf:
             raise ConfigError(
                 f"max_skip={max_skip}: give a positive multiple of the length, or a number of tokens"
             )
@@ -169,15 +175,15 @@ class RopePSDLoss:
             RuntimeError: the installed transformers hides the prefix from the suffix in spite of the mask.
         """
         self._check(model)
+        if input_ids.ndim != 2:
+            raise ConfigError(f"input_ids: has shape {tuple(input_ids.shape)}; give (rows, length)")
         if input_ids.shape[1] < SHORTEST:
             raise ConfigError(
                 f"length={input_ids.shape[1]}: a sequence needs at least {SHORTEST} tokens for two views"
             )
         batch = _batch(input_ids, attention_mask, labels, position_ids, document_ids)
-        if document_ids is not None and self.mode not in ("skip", "none"):
-            raise ConfigError(
-                f"perturbation mode={self.mode!r}: rows that hold several documents need 'skip'"
-            )
+        if document_ids is not None:
+            self._check_documents(model)
         wanted = self._wanted()
         s, y = perturbation or self._draw(batch)
         s, y = s.to(input_ids.device), y.to(input_ids.device)
@@ -185,7 +191,7 @@ class RopePSDLoss:
             places = perturb_position_ids(batch.places, self.mode, s, y, batch.mask)
             out = model(
                 input_ids=batch.ids,
-                attention_mask=batch.attention,
+                attention_mask=batch.attention(model),
                 position_ids=places,
                 labels=batch.labels,
                 use_cache=False,
@@ -218,6 +224,24 @@ class RopePSDLoss:
             )
         self._checked = weakref.ref(inner)
 
+    def _check_documents(self, model: nn.Module) -> None:
+        if self.mode not in ("skip", "none"):
+            raise ConfigError(
+                f"perturbation mode={self.mode!r}: rows that hold several documents need 'skip'"
+            )
+        attention = attention_of(model)
+        if attention not in ("sdpa", "eager"):
+            raise ConfigError(
+                f"document_ids with {attention}: takes no mask of who sees whom; load the model with "
+                "attn_implementation='sdpa'"
+            )
+        # The documents' mask would take the place of a layer's window, and says nothing to a recurrent layer.
+        if not prefix_can_be_shared(model):
+            raise ConfigError(
+                "document_ids: this model has layers with sliding windows or a state, which cannot keep documents "
+                "apart; give one document a row"
+            )
+
     def _wanted(self) -> bool:
         """Whether this batch gets the second view."""
         if self.prob_apply == 1:
@@ -242,7 +266,7 @@ class RopePSDLoss:
             cache = new_cache()
             more = {"use_cache": True, cache_name(unwrapped(model)): cache}
         if batch.documents is not None:
-            more |= {"attention_mask": batch.attention, "position_ids": batch.places}
+            more |= {"attention_mask": batch.attention(model), "position_ids": batch.places}
         elif batch.given_places is not None:
             more |= {"attention_mask": batch.mask, "position_ids": batch.places}
         elif batch.given_mask is not None:
@@ -276,7 +300,7 @@ class RopePSDLoss:
         places = perturb_position_ids(batch.places, self.mode, s, y, batch.mask)
         rows = weights.flatten().nonzero()[:, 0]
         if cache is None:
-            hidden = run_body(model, batch.ids, batch.attention, places)
+            hidden = run_body(model, batch.ids, batch.attention(model), places)
             student = hidden.flatten(0, 1)[rows]
         else:
             student = _suffixes(model, batch, places, weights, self._split(s), cache)
@@ -313,6 +337,8 @@ def _batch(
         raise ConfigError(f"labels: has shape {tuple(labels.shape)}; give {tuple(ids.shape)}")
     standard = standard_position_ids(full) if places is None else places
     if documents is not None:
+        if documents.shape != ids.shape:
+            raise ConfigError(f"document_ids: has shape {tuple(documents.shape)}; give {tuple(ids.shape)}")
         new = torch.ones_like(documents, dtype=torch.bool)
         new[:, 1:] = documents[:, 1:] != documents[:, :-1]
         columns = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)

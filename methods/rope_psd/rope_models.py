@@ -34,6 +34,11 @@ def rope_parameters(config: Any) -> list[dict[str, Any]]:
     return nested or [dict(found)]
 
 
+def attention_of(model: nn.Module) -> str:
+    """The name of the model's attention: sdpa, eager, flash_attention_2, ..."""
+    return str(getattr(unwrapped(model).config, "_attn_implementation", ""))
+
+
 def check_rope(model: nn.Module, mode: str = "skip") -> None:
     """Refuse models whose two views would differ in more than the indices.
 
@@ -59,7 +64,7 @@ def check_rope(model: nn.Module, mode: str = "skip") -> None:
             raise NotImplementedError(
                 "mrope_section: only one temporal index a token is supported, not M-RoPE"
             )
-    attention = str(getattr(inner.config, "_attn_implementation", ""))
+    attention = attention_of(inner)
     if FLASH in attention and mode not in ("skip", "none"):
         raise ConfigError(
             f"perturbation mode={mode!r} with {attention}: an index 0 within a row is taken for the start of another "

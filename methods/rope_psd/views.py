@@ -11,6 +11,7 @@ With p the standard index 0 .. L-1 of a token in its sequence:
 
 from __future__ import annotations
 
+import math
 import random
 from typing import Literal, get_args
 
@@ -35,9 +36,9 @@ def largest_skip(lengths: Tensor, max_skip: float | int) -> Tensor:
     """Y of each sequence: a float is a multiple of its length, an int a number of tokens; at least 1.
 
     Raises:
-        ConfigError: `max_skip` is not positive.
+        ConfigError: `max_skip` is not positive, or not finite.
     """
-    if not max_skip > 0:
+    if not 0 < max_skip < math.inf:
         raise ConfigError(
             f"max_skip={max_skip}: give a positive multiple of the length, or a number of tokens"
         )

@@ -11,6 +11,7 @@ from torch.distributions import Categorical, kl_divergence
 from methods.common.errors import ConfigError
 from methods.rope_psd import RopePSDLoss, perturb_position_ids, sees_prefix
 from methods.rope_psd.rope_models import new_cache, run_body
+from methods.rope_psd.views import standard_position_ids
 from tests.methods.rope_psd.oracle import logits as oracle
 from tests.methods.rope_psd.tiny import VOCABULARY, gradients, ids, largest_difference, model
 
@@ -295,8 +296,9 @@ def test_gradient_checkpointing_reads_all_and_says_so_once() -> None:
 # -- documents, variants, scalings ----------------------------------------------------------------------------------
 
 
-def test_packed_documents_are_separate_sequences() -> None:
-    made = model()
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_packed_documents_are_separate_sequences(attention: str) -> None:
+    made = model(attention=attention)
     first, second, third = ids(1, 10, 1), ids(1, 14, 2), ids(1, L, 3)
     packed = torch.cat((torch.cat((first, second), 1), third))
     documents = torch.tensor([[0] * 10 + [1] * 14, [0] * L])
@@ -311,6 +313,9 @@ def test_packed_documents_are_separate_sequences() -> None:
         for tokens, a, b in zip((first, second, third), s, y, strict=True)
     ]
     assert float(told["kl"]) == pytest.approx(sum(float(a["kl"]) for a in alone) / 3, abs=1e-9)
+    targets = (9, 13, L - 1)
+    mean = sum(float(a["clm"]) * n for a, n in zip(alone, targets, strict=True)) / sum(targets)
+    assert float(told["clm"]) == pytest.approx(mean, abs=1e-6)  # the library's loss is taken in float32
     drawn = RopePSDLoss(seed=1)(made, packed, document_ids=documents)
     assert len(set(drawn["s"][0].tolist())) <= 2
     with pytest.raises(ConfigError, match="several documents need 'skip'"):
@@ -395,6 +400,51 @@ def test_scaled_output_layers(kind: str) -> None:
     told["loss"].backward()
 
 
+def windowed() -> Any:
+    """A Mistral whose layers look back over six tokens."""
+    from transformers import MistralConfig, MistralForCausalLM
+
+    torch.manual_seed(0)
+    return MistralForCausalLM(
+        MistralConfig(
+            vocab_size=VOCABULARY,
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            initializer_range=0.3,
+            sliding_window=6,
+        )
+    ).double()
+
+
+@pytest.mark.parametrize("left", [0, 5])
+def test_windows_reach_as_many_tokens_in_both_views(left: int) -> None:
+    """A window counts tokens, not indices: behind the gap a row sees the five before it, and no more."""
+    made, tokens = windowed().eval(), ids(1, 24)
+    mask = torch.ones_like(tokens)
+    mask[:, :left] = 0
+    places = perturb_position_ids(standard_position_ids(mask), "skip", one(12), one(9), mask)
+    changed = tokens.clone()
+    changed[0, 10] = (changed[0, 10] + 1) % VOCABULARY
+    with torch.no_grad():
+        first, second = (run_body(made, part, mask, places) for part in (tokens, changed))
+    moved = (first != second).any(-1)[0]
+    # Two layers reach over twice five tokens: 10 .. 20, over the split that comes at 12 or later.
+    assert moved.nonzero()[:, 0].tolist() == list(range(10, 21))
+
+
+def test_documents_need_layers_that_see_all_of_them() -> None:
+    """The documents' mask would replace the window: another model would be trained, without a word."""
+    with pytest.raises(ConfigError, match="document_ids: this model has layers with sliding windows"):
+        RopePSDLoss()(windowed(), ids(1, 24), document_ids=torch.zeros(1, 24, dtype=torch.long))
+    flash = model()
+    flash.config._attn_implementation_internal = "flash_attention_2"
+    with pytest.raises(ConfigError, match="document_ids with flash_attention_2: takes no mask"):
+        RopePSDLoss()._check_documents(flash)
+
+
 # -- what is refused ------------------------------------------------------------------------------------------------
 
 
@@ -402,7 +452,10 @@ def test_scaled_output_layers(kind: str) -> None:
     ("settings", "says"),
     [
         ({"kl_weight": -1}, "kl_weight=-1: give 0 or more"),
+        ({"kl_weight": float("inf")}, "kl_weight=inf: give 0 or more"),
+        ({"kl_weight": float("nan")}, "kl_weight=nan: give 0 or more"),
         ({"max_skip": 0}, "max_skip=0: give a positive"),
+        ({"max_skip": float("inf")}, "max_skip=inf: give a positive"),
         ({"mode": "shift"}, "mode='shift': choose one of"),
         ({"direction": "both"}, "direction='both': choose one of reverse, forward"),
         ({"prob_apply": 0}, "prob_apply=0: give a share above 0"),
@@ -453,6 +506,10 @@ def test_batches_that_do_not_fit_are_refused() -> None:
         RopePSDLoss()(made, ids(1, 8), torch.ones(1, 7))
     with pytest.raises(ConfigError, match="labels: has shape"):
         RopePSDLoss()(made, ids(1, 8), labels=ids(1, 7))
+    with pytest.raises(ConfigError, match="input_ids: has shape"):
+        RopePSDLoss()(made, ids(1, 8)[0])
+    with pytest.raises(ConfigError, match="document_ids: has shape"):
+        RopePSDLoss()(made, ids(1, 8), document_ids=torch.zeros(1, 7, dtype=torch.long))
     with pytest.raises(ConfigError, match="given indices and a second view exclude"):
         RopePSDLoss()(made, ids(1, 8), position_ids=torch.arange(8)[None])
     nothing = torch.full((1, 8), -100)
