@@ -9,6 +9,7 @@ and gradients flow through the projection. `OnlineParityProjector` keeps the agg
 """
 
 from methods.fairness_layer.audit import Audit, audit
+from methods.fairness_layer.estimators import FairNetClassifier, FairNetRegressor
 from methods.fairness_layer.layer import FairnessLayer, LayerInfo
 from methods.fairness_layer.online import OnlineParityProjector
 from methods.fairness_layer.projection import InfeasibleParityError
@@ -25,6 +26,8 @@ __all__ = [
     "AffineRows",
     "Audit",
     "EqualizedOddsMean",
+    "FairNetClassifier",
+    "FairNetRegressor",
     "FairnessLayer",
     "InfeasibleParityError",
     "LayerInfo",

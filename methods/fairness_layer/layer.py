@@ -122,7 +122,10 @@ def _jacobian_product(step: Tensor, matrix: np.ndarray, found: Projected) -> Ten
     if not found.active.any():
         return moved
     active = matrix[found.active] * found.free
-    inverse = np.linalg.pinv(active @ active.T, rcond=1e-11, hermitian=True)
+    gram = active @ active.T
+    # One row needs no decomposition, which would cost more than the solve.
+    single = gram.shape == (1, 1) and gram[0, 0] > 0
+    inverse = 1 / gram if single else np.linalg.pinv(gram, rcond=1e-11, hermitian=True)
     rows, middle = torch.from_numpy(active).to(step), torch.from_numpy(inverse).to(step)
     return moved - rows.T @ (middle @ (rows @ moved))
 
