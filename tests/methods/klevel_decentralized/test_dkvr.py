@@ -176,6 +176,7 @@ def test_the_double_loop_gets_there_with_many_more_rounds() -> None:
         )
         while (run.mean_x1 - best).norm() > 1e-2:
             run.step()
+            assert run.iteration < 500, name
         rounds[name] = run.rounds
     assert rounds["double"] > 3 * rounds["single"]
 
