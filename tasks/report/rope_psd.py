@@ -198,7 +198,10 @@ def plot_grid(grid: pd.DataFrame) -> Figure:
         table = table.reindex(index=GRID_WEIGHTS, columns=GRID_SKIPS) * (100 if column == "worst" else 1)
         image = axes.imshow(table.to_numpy(), cmap="viridis", aspect="auto")
         for (i, j), value in np.ndenumerate(table.to_numpy()):
-            axes.text(j, i, f"{value:.3g}", ha="center", va="center", color="white", fontsize=9)
+            dark = bool(image.norm(value) < 0.6)
+            axes.text(
+                j, i, f"{value:.3g}", ha="center", va="center", color="white" if dark else "black", fontsize=9
+            )
         axes.set_xticks(range(len(GRID_SKIPS)), [f"{skip:g}" for skip in GRID_SKIPS])
         axes.set_yticks(range(len(GRID_WEIGHTS)), [f"{weight:g}" for weight in GRID_WEIGHTS])
         axes.set_xlabel("largest gap (target lengths)")
