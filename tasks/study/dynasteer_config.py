@@ -57,7 +57,7 @@ class DynaSteerStudy(Config):
         ),
         description="Questions and settings of the real model; each seed has questions and draws of its own",
     )
-    plain_questions: tuple[QuestionSettings, ...] = Field(
+    plain_questions: Annotated[tuple[QuestionSettings, ...], Distinct] = Field(
         (
             QuestionSettings(source="bundled:arithmetic", template=ARITHMETIC, test=48),
             QuestionSettings(source="bundled:gsm8k", template=WORD_PROBLEMS, test=48),
