@@ -24,13 +24,13 @@ from tasks.study.approx_coresets import (
     check_study,
     load_reference,
     parts_of,
-    read_rows,
     sets_of,
     study_part,
     study_points,
     study_reference,
 )
 from tasks.study.approx_coresets_config import ApproxCoresetsStudy
+from tasks.study.run_bank import read_rows
 from tasks.tracking import RunContext, log_input
 
 

@@ -12,12 +12,12 @@ from tasks.study.pmatic import (
     check_study,
     model_settings,
     parts_of,
-    read_rows,
     settings_of,
     study_part,
     study_text,
     text_settings,
 )
+from tasks.study.run_bank import read_rows
 from tasks.tracking import log_input
 
 

@@ -17,7 +17,6 @@ from tasks.study.rope_psd import (
     check_study,
     corpus_settings,
     parts_of,
-    read_rows,
     real_text,
     study_corpus,
     study_real,
@@ -25,6 +24,7 @@ from tasks.study.rope_psd import (
     study_runs,
 )
 from tasks.study.rope_psd_config import RopePSDStudy
+from tasks.study.run_bank import read_rows
 from tasks.tracking import RunContext, log_input
 
 

@@ -17,8 +17,8 @@ from tasks.report.sc_fagc import (
     tables,
     times_note,
 )
+from tasks.study.run_bank import read_rows
 from tasks.study.sc_fagc import ON_HANDWRITING, check_study, study_runs
-from tasks.study.span_norm import read_rows
 from tasks.tracking import log_input
 
 

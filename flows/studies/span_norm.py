@@ -10,7 +10,8 @@ from tasks.prepare.steps import source_fingerprint
 from tasks.pretrain.steps import build_corpus
 from tasks.report.publish import Report, publish, report_folder
 from tasks.report.span_norm import figures, log_candidates, loss_table, metrics_and_verdicts, tables
-from tasks.study.span_norm import check_study, corpus_settings, parts_of, read_rows, study_runs, study_start
+from tasks.study.run_bank import read_rows
+from tasks.study.span_norm import check_study, corpus_settings, parts_of, study_runs, study_start
 from tasks.study.span_norm_config import SpanNormStudy
 from tasks.tracking import log_input
 

@@ -10,7 +10,7 @@ from flows.task_runner import start
 from tasks.reference import reference_to
 from tasks.report.publish import Report, publish, report_folder
 from tasks.report.tace import figures, log_candidates, metrics_and_verdicts, score_table, tables, times_note
-from tasks.study.span_norm import read_rows
+from tasks.study.run_bank import read_rows
 from tasks.study.tace import check_study, study_rows
 from tasks.tracking import log_input
 

@@ -17,14 +17,10 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 from methods.approx_coresets import sampling
 from methods.approx_coresets.parts import Part, dense, joined, plain, relative_variance, rows_of, with_extra
 from methods.approx_coresets.seeding import Seeds, seed
-from methods.approx_coresets.sizes import coreset_size
+from methods.approx_coresets.settings import checked_size
 from methods.approx_coresets.space import Floats, Ints, Space, space_of
-from methods.common.checks import check_flag, check_number, check_powers
+from methods.common.checks import check_powers
 from methods.common.errors import ConfigError, DataError
-
-METHODS = ("sensitivity", "group")
-INITS = ("k-means++", "k-means||", "random")
-METRICS = ("euclidean", "precomputed")
 
 
 @dataclass
@@ -135,7 +131,7 @@ class ApproxCoreset(BaseEstimator):
             y: ignored.
             sample_weight: `(n,)` v, not negative; None for ones.
         """
-        size = self._check_params()
+        size = checked_size(self)
         X, weights = self._check_data(X, sample_weight, reset=True)
         if X.shape[0] < self.n_clusters:
             raise DataError(
@@ -154,7 +150,7 @@ class ApproxCoreset(BaseEstimator):
         from level to level.
         """
         first = not hasattr(self, "_parts")
-        size = self._check_params()
+        size = checked_size(self)
         if self.metric == "precomputed":
             raise ConfigError("metric='precomputed': a stream of distance matrices cannot be joined; use fit")
         if not isinstance(self.init, str):
@@ -205,7 +201,7 @@ class ApproxCoreset(BaseEstimator):
         merged._parts = [*self._parts, *moved]
         merged.n_seen_, merged._mass = self.n_seen_ + other.n_seen_, self._mass + other._mass
         whole = joined(merged._parts)
-        merged._set(whole.points, whole.weights, whole.indices, merged._check_params())
+        merged._set(whole.points, whole.weights, whole.indices, checked_size(merged))
         merged.centers_, merged.seed_cost_, merged.relative_variance_ = None, math.nan, math.nan
         merged.probabilities_ = np.empty(0)
         return merged
@@ -213,7 +209,7 @@ class ApproxCoreset(BaseEstimator):
     def reduce(self, size: int | None = None) -> ApproxCoreset:
         """Sample this coreset again down to `size` points (None: the size of its parameters), in place."""
         check_is_fitted(self, "weights_")
-        wanted = self._check_params() if size is None else int(size)
+        wanted = checked_size(self) if size is None else int(size)
         if wanted < 1:
             raise ConfigError(f"size={size}: give at least 1")
         whole = joined(self._parts)
@@ -296,7 +292,7 @@ class ApproxCoreset(BaseEstimator):
         fresh = None if made.random_state is None else [made.random_state, told["n_seen"]]
         made._random = np.random.RandomState(np.random.MT19937(np.random.SeedSequence(fresh)))
         made._parts = [Part(told["level"], points, weights, indices)]
-        made._set(points, weights, indices, made._check_params())
+        made._set(points, weights, indices, checked_size(made))
         made.centers_, made.seed_cost_, made.relative_variance_ = None, math.nan, math.nan
         made.probabilities_, made.guarantee_ = np.empty(0), told["guarantee"]
         return made
@@ -308,51 +304,6 @@ class ApproxCoreset(BaseEstimator):
         return tags
 
     # -- inside ------------------------------------------------------------------------------------------------------
-
-    def _check_params(self) -> int:
-        """The size that was asked for. Raises ConfigError."""
-        for name, allowed in (
-            ("method", METHODS),
-            ("scores", sampling.SCORES),
-            ("weights", sampling.WEIGHTS),
-            ("metric", METRICS),
-        ):
-            if getattr(self, name) not in allowed:
-                raise ConfigError(f"{name}={getattr(self, name)!r}: choose one of {', '.join(allowed)}")
-        centres = 1 if self.metric == "precomputed" else 2  # row numbers, or points
-        known = self.init in INITS if isinstance(self.init, str) else np.ndim(self.init) == centres
-        if not known:
-            raise ConfigError(f"init={self.init!r}: choose one of {', '.join(INITS)}, or give centres")
-        for name, least in (
-            ("n_clusters", 1),
-            ("init_factor", 1),
-            ("init_lloyd", 0),
-            ("chunk_size", 1),
-            ("reduce_factor", 1),
-        ):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-                raise ConfigError(f"{name}={value!r}: give a whole number of at least {least}")
-        check_number("eps", self.eps, above=0, below=1)
-        check_flag("merge_duplicates", self.merge_duplicates)
-        if not isinstance(self.z, int | float | np.number) or not (self.z >= 1 and math.isfinite(self.z)):
-            raise ConfigError(f"z={self.z!r}: give 2 (k-means), 1 (k-median), or another power of at least 1")
-        if self.method == "group" and self.scores != "four_term":
-            raise ConfigError(
-                f"scores={self.scores!r}: group sampling has scores of its own; leave the default"
-            )
-        if self.method == "group" and self.weights == "residual":
-            raise ConfigError("weights='residual': group sampling gives its centres their mass already")
-        if self.metric == "precomputed" and self.init_lloyd:
-            raise ConfigError(f"init_lloyd={self.init_lloyd}: a distance matrix has no means; give 0")
-        if self.metric == "precomputed" and self.scores == "lightweight":
-            raise ConfigError("scores='lightweight': a distance matrix has no mean; choose other scores")
-        wanted = coreset_size(self.n_clusters, self.eps, self.size_rule, self.metric)
-        if self.size is None:
-            return wanted
-        if not isinstance(self.size, int | np.integer) or self.size < 1:
-            raise ConfigError(f"size={self.size!r}: give a whole number of at least 1, or None")
-        return int(self.size)
 
     def _check_data(self, X: Any, sample_weight: Any, reset: bool) -> tuple[Any, Floats | None]:
         if sparse.issparse(X) and self.z != 2:

@@ -6,6 +6,7 @@ batch has no mean: its rows are left out and its name stands in `ParityRows.miss
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -68,7 +69,7 @@ class _Collected:
 
 
 @dataclass(frozen=True)
-class ParityConstraint:
+class ParityConstraint(ABC):
     """What every notion shares.
 
     Args:
@@ -79,9 +80,9 @@ class ParityConstraint:
     levels: Levels | None = None
     needs_targets = False
 
+    @abstractmethod
     def rows(self, groups: np.ndarray, targets: np.ndarray | None) -> ParityRows:
         """The rows of one batch; `groups` [b, attributes]."""
-        raise NotImplementedError
 
     def codes(self, groups: np.ndarray, attribute: int) -> list[int]:
         """Codes of one attribute, after the check that none is unknown."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -40,7 +41,7 @@ FORMAT = 1
 SETTINGS, WEIGHTS = "estimator.json", "model.safetensors"
 
 
-class GraphEstimator(BaseEstimator):
+class GraphEstimator(BaseEstimator, ABC):
     """What regressor and classifier share: the settings, training, saving. Use those two.
 
     Batches are drawn once and their order anew each epoch, so that each batch's matrices are made once. Training stops
@@ -108,27 +109,33 @@ class GraphEstimator(BaseEstimator):
     task_: Task
 
     # What differs between the two.
+    @abstractmethod
     def _learn_targets(self, rows: list[Tensor]) -> int:
         """Remembers the targets' form; the number of outputs."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _known(self, rows: Tensor) -> Tensor:
-        raise NotImplementedError
+        """True for rows whose target is known."""
 
+    @abstractmethod
     def _encode(self, rows: Tensor) -> Tensor:
-        raise NotImplementedError
+        """Targets as the loss takes them."""
 
+    @abstractmethod
     def _loss(self, outputs: Tensor, encoded: Tensor) -> Tensor:
-        raise NotImplementedError
+        """Of outputs against encoded targets."""
 
+    @abstractmethod
     def _decode(self, outputs: Tensor) -> Array:
-        raise NotImplementedError
+        """Predictions out of outputs."""
 
+    @abstractmethod
     def _state(self) -> dict[str, Any]:
-        raise NotImplementedError
+        """What `save` keeps of the targets' form."""
 
+    @abstractmethod
     def _restore(self, state: dict[str, Any]) -> None:
-        raise NotImplementedError
+        """The opposite of `_state`."""
 
     def fit(self: Self, graphs: Any, validation_graphs: Any = None) -> Self:
         """Train on graphs with targets y; NaN (regressor) and -1 (classifier) are targets that are not known.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from torch_geometric.utils import scatter
 
 from methods.common.checks import check_choice, check_whole
-from methods.common.errors import ConfigError, DataError
+from methods.common.errors import DataError
 from methods.s3gnn.layer import check_features, check_finite
 from methods.s3gnn.operator import OperatorCache, Spectral
 
@@ -20,7 +21,7 @@ Pool = Literal["sum_max_mean", "mean", "sum", "max"]
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": torch.relu, "tanh": torch.tanh}
 
 
-class GraphNetwork(nn.Module):
+class GraphNetwork(nn.Module, ABC):
     """Linear encoder, layers, and a head.
 
     node: a linear decoder. graph: sum, max and mean over the nodes beside each other, then two layers. edge: both ends'
@@ -91,6 +92,7 @@ class GraphNetwork(nn.Module):
             h = conv(h)
         return h
 
+    @abstractmethod
     def steps(
         self,
         x: Tensor,
@@ -100,7 +102,6 @@ class GraphNetwork(nn.Module):
         spectral: Spectral | None,
     ) -> Iterator[Callable[[Tensor], Tensor]]:
         """The layers on this graph, activation and all, as functions of the nodes' vectors `[N, hidden]`."""
-        raise NotImplementedError
 
     def forward(
         self,
@@ -162,10 +163,3 @@ def fields(data: Any, pairs: bool = True) -> dict[str, Any]:
     if pairs and "edge_label_index" in data:
         found["edge_label_index"] = data.edge_label_index
     return found
-
-
-def activation(name: str) -> Callable[[Tensor], Tensor]:
-    """By name. Raises ConfigError."""
-    if name not in ACTIVATIONS:
-        raise ConfigError(f"act {name!r}: choose one of {', '.join(ACTIVATIONS)}")
-    return ACTIVATIONS[name]

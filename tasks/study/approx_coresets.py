@@ -248,10 +248,6 @@ def kept_rows(out: Path, units: Iterator[study.Unit]) -> tuple[list[Row], float]
     return found, seconds
 
 
-def read_rows(path: Path) -> list[Row]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
 def units_of(
     part: str, config: ApproxCoresetsStudy, points: Reference | None, banks: Mapping[str, Reference]
 ) -> Iterator[study.Unit]:

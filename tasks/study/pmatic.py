@@ -230,8 +230,3 @@ def _whole_characters(data: bytes) -> bytes:
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
     path.write_text("".join(json.dumps(row, sort_keys=True) + "\n" for row in rows), encoding="utf-8")
-
-
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a finished part."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

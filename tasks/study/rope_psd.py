@@ -296,8 +296,3 @@ def run_real(job: RealJob) -> dict[str, Any]:
     found = adapt_real(model, train_rows, held_out, job.candidate, job.seed, job.steps, job.rate)
     row = {"candidate": job.candidate, "seed": job.seed, "steps": len(found["curve"])}
     return {**row, **found, "cpu_seconds": time.process_time() - started}
-
-
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a finished part."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

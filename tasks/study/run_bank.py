@@ -23,6 +23,11 @@ def bank_file(name: str, key: Mapping[str, Any], suffix: str = ".json") -> Path:
     return machine().work / name / f"{hashlib.sha256(record.encode()).hexdigest()[:32]}{suffix}"
 
 
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a finished part, one JSON object a line."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
 def banked(
     name: str,
     items: Sequence[Item],

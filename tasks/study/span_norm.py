@@ -233,8 +233,3 @@ def _key(run: Run, rows: str, validation_rows: int) -> str:
 
 def _write(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     path.write_text("".join(json.dumps(row, sort_keys=True) + "\n" for row in rows), encoding="utf-8")
-
-
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a finished part."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

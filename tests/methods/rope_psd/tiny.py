@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 VOCABULARY = 61
@@ -41,3 +42,8 @@ def largest_difference(first: dict[str, torch.Tensor], second: dict[str, torch.T
     return max(
         float((first[n] - second[n]).abs().max() / second[n].abs().max().clamp(min=1e-12)) for n in second
     )
+
+
+def one(value: int) -> Tensor:
+    """A split or a gap of one row."""
+    return torch.tensor([value])

@@ -15,8 +15,9 @@ from tasks.prepare.config import TextSettings
 from tasks.reference import reference_to
 from tasks.report.pmatic import figures, metrics_and_verdicts, summary_table, tables
 from tasks.study import pmatic as module
-from tasks.study.pmatic import check_study, parts_of, read_rows, settings_of
+from tasks.study.pmatic import check_study, parts_of, settings_of
 from tasks.study.pmatic_config import PmaticStudy
+from tasks.study.run_bank import read_rows
 from tests.tiny_models import sentences
 
 DELTAS = (1e-5, 1e-4, 1e-3, 1e-2)

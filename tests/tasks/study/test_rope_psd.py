@@ -22,11 +22,11 @@ from tasks.study.rope_psd import (
     load_text,
     pack_corpus,
     parts_of,
-    read_rows,
     sizes_of,
     small_runs,
 )
 from tasks.study.rope_psd_config import RopePSDStudy
+from tasks.study.run_bank import read_rows
 from tests.tiny_models import tiny_llama, toy_text
 
 
