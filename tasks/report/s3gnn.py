@@ -17,7 +17,22 @@ Parts = Mapping[str, Rows]
 NOT_TASKS = ("law", "weights")
 NUMBERS = ("value", "eccentricity", "sssp", "rollout", "valid", "parameters", "rate")
 LOWEST_SHOWN = 1e-12  # sensitivities below are drawn here: a logarithm has no 0
-COLOURS = {"s3gnn": "C3", "s3gnn_p1": "C1", "no_p0": "C5"}
+# What a model is called in a plot, its colour and its line: no two alike.
+LOOKS = {
+    "s3gnn": ("S3GNN", "C3", "-"),
+    "s3gnn_p1": ("S3GNN with P1", "C1", "-"),
+    "no_p0": ("S3GNN without P0", "C5", "-"),
+    "gcn": ("GCN", "C2", "-"),
+    "gcn_vn": ("GCN, virtual node", "C0", "-"),
+    "gin": ("GIN", "C4", "--"),
+    "gat": ("GATv2", "C6", "--"),
+    "cheb": ("ChebNet", "C7", "--"),
+    "gps": ("GPS", "C8", "--"),
+    "adgn": ("A-DGN", "C9", "--"),
+    "swan": ("SWAN-type", "black", ":"),
+    "stable_cheb": ("Stable-ChebNet", "C7", ":"),
+    "mlp": ("MLP, no edges", "C2", ":"),
+}
 
 
 def _tasks(parts: Parts) -> dict[str, Rows]:
@@ -93,7 +108,7 @@ def plot_scores(rows: pd.DataFrame) -> Figure:
     for axes, task in zip(panels, tasks, strict=False):
         for place, model in enumerate(models):
             found = rows[(rows.task == task) & (rows.model == model)].value
-            colour = COLOURS.get(model, "C0")
+            colour = LOOKS[model][1]
             axes.scatter(found, np.full(len(found), place), s=14, alpha=0.6, color=colour)
             if len(found):
                 axes.scatter(found.mean(), place, s=55, marker="D", color=colour, edgecolor="black")
@@ -104,7 +119,7 @@ def plot_scores(rows: pd.DataFrame) -> Figure:
             axes.set_xscale("log")
     for axes in panels[len(tasks) :]:
         axes.set_visible(False)
-    panels[0].set_yticks(range(len(models)), models)
+    panels[0].set_yticks(range(len(models)), [LOOKS[model][0] for model in models])
     panels[0].invert_yaxis()
     return figure
 
@@ -113,19 +128,17 @@ def plot_sensitivity(rows: pd.DataFrame) -> Figure:
     """Sensitivity of trained models against distance, all on one plot; bands are the range over seeds."""
     figure = Figure(figsize=(9, 5.2), layout="constrained")
     axes = figure.subplots()
-    styles = ["-", "--", ":", "-."]
-    for place, (model, group) in enumerate(rows.groupby("model", sort=False)):
+    for model, group in rows.groupby("model", sort=False):
         shown = group.assign(shown=group.sensitivity.clip(lower=LOWEST_SHOWN))
         by_hop = shown.groupby("distance").shown
-        name = str(model)
-        colour = COLOURS.get(name, f"C{place % 10}")
+        name, colour, style = LOOKS[str(model)]
         axes.plot(
             by_hop.mean().index,
             by_hop.mean(),
-            styles[place // 4 % 4],
+            style,
             color=colour,
             label=name,
-            linewidth=2.5 if name.startswith("s3gnn") else 1.3,
+            linewidth=2.5 if str(model).startswith("s3gnn") else 1.3,
         )
         axes.fill_between(by_hop.min().index, by_hop.min(), by_hop.max(), color=colour, alpha=0.12)
     axes.set_yscale("log")
@@ -141,10 +154,10 @@ def plot_law(rows: pd.DataFrame) -> Figure:
     figure = Figure(figsize=(10, 4.4), layout="constrained")
     words = {"four": "4 layers", "half": "N/2 layers"}
     for axes, depth in zip(figure.subplots(1, 2, sharey=True), words, strict=True):
-        for place, (model, group) in enumerate(rows[rows.depth == depth].groupby("model", sort=False)):
+        for model, group in rows[rows.depth == depth].groupby("model", sort=False):
             shown = group.assign(shown=group.sensitivity.clip(lower=1e-45)).groupby("size").shown
-            colour = COLOURS.get(str(model), f"C{place}")
-            axes.plot(shown.mean().index, shown.mean(), "o-", color=colour, label=str(model))
+            name, colour, style = LOOKS[str(model)]
+            axes.plot(shown.mean().index, shown.mean(), style, marker="o", color=colour, label=name)
             axes.fill_between(shown.min().index, shown.min(), shown.max(), color=colour, alpha=0.15)
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")

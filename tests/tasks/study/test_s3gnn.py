@@ -3,7 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -12,10 +12,10 @@ from methods.common.errors import ConfigError
 from methods.s3gnn import study, study_data
 from methods.s3gnn.study import MODELS, Run, models_of, score_run
 from methods.s3gnn.study_claims import best_by_validation, claims, gains
-from tasks.report.s3gnn import figures, metrics_and_verdicts, score_table, tables, times_note
+from tasks.report.s3gnn import LOOKS, figures, metrics_and_verdicts, score_table, tables, times_note
 from tasks.study import s3gnn as module
 from tasks.study.s3gnn import check_study, task_rows
-from tasks.study.s3gnn_config import S3GNNStudy
+from tasks.study.s3gnn_config import Model, S3GNNStudy
 
 
 @pytest.fixture
@@ -144,3 +144,9 @@ def test_mistakes_are_told_before_any_work(tmp_path: Path) -> None:
         check_study(S3GNNStudy(parts=("payload",), models=("gcn",)))
     with pytest.raises(ValueError, match="given twice"):
         S3GNNStudy(parts=("law", "law"))
+
+
+def test_no_two_models_look_alike_in_a_plot() -> None:
+    assert set(LOOKS) == set(get_args(Model))
+    for column in (slice(0, 1), slice(1, 3)):
+        assert len({look[column] for look in LOOKS.values()}) == len(LOOKS)
