@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import time
@@ -125,13 +126,14 @@ class PotentialTrainer:
         state = _State(build_potential(config), self.training, -(-len(graphs) // self.training.batch_size))
         units = _units(graphs, config)
         _start_shares(state.model, graphs)
-        begun = self._resume(state)
+        said = self._identity(state.model, graphs, checks)
+        begun = self._resume(state, said)
         started = time.monotonic()
         for epoch in range(begun, self.training.epochs):
             self._epoch(state, graphs, units, epoch)
             if (epoch + 1) % self.training.validate_every == 0 or epoch + 1 == self.training.epochs:
                 self._validate(state, checks, units, epoch + 1, time.monotonic() - started)
-                self._store(state, epoch + 1)
+                self._store(state, epoch + 1, said)
         self.history_ = state.history
         self.model_ = state.finished()
         return self
@@ -171,7 +173,7 @@ class PotentialTrainer:
     def _loss(self, errors: dict[str, Tensor], units: dict[str, float]) -> Tensor:
         terms = []
         for name, error in errors.items():
-            weight = getattr(self.training, f"{'tensor' if name in TENSOR_RANKS else name}_weight")
+            weight = self._weight(name)
             value = (error / units[name]).flatten()
             if self.training.loss == "mse":
                 terms.append(weight * value.square().mean())
@@ -180,14 +182,16 @@ class PotentialTrainer:
                 terms.append(weight * torch.nn.functional.huber_loss(value, zeros, delta=HUBER))
         return torch.stack(terms).sum()
 
+    def _weight(self, name: str) -> float:
+        return float(getattr(self.training, f"{'tensor' if name in TENSOR_RANKS else name}_weight"))
+
     def _validate(
         self, state: _State, checks: list[Graph], units: dict[str, float], epoch: int, seconds: float
     ) -> None:
         with state.averaged():
             scores, loss = score(state.model, checks, self.training.batch_size), 0.0
             for name in (key.removesuffix("_rmse") for key in scores if key.endswith("_rmse")):
-                weight = getattr(self.training, f"{'tensor' if name in TENSOR_RANKS else name}_weight")
-                loss += weight * (scores[f"{name}_rmse"] / units[name]) ** 2
+                loss += self._weight(name) * (scores[f"{name}_rmse"] / units[name]) ** 2
             row = {"epoch": float(epoch), "loss": loss, "seconds": seconds, **scores}
             state.history.append(row)
             if loss < state.best_loss:
@@ -195,26 +199,30 @@ class PotentialTrainer:
         if self.progress is not None:
             self.progress(row)
 
-    def _store(self, state: _State, epoch: int) -> None:
+    def _identity(self, model: Potential, graphs: list[Graph], checks: list[Graph]) -> dict[str, Any]:
+        """What a checkpoint must share with a fit that goes on from it, as JSON reads it back."""
+        about = {
+            "model": model.config.as_dict(),
+            "training": asdict(self.training),
+            "data": [digest_of(graphs), digest_of(checks)],
+        }
+        found: dict[str, Any] = json.loads(json.dumps(about))
+        return found
+
+    def _store(self, state: _State, epoch: int, identity: dict[str, Any]) -> None:
         if self.folder is None:
             return
         from safetensors.torch import save_file
 
         self.folder.mkdir(parents=True, exist_ok=True)
         file = self.folder / "checkpoint.safetensors"
-        said = {
-            "epoch": epoch,
-            "history": state.history,
-            "best_loss": state.best_loss,
-            "model": state.model.config.as_dict(),
-            "training": asdict(self.training),
-        }
+        said = {"epoch": epoch, "history": state.history, "best_loss": state.best_loss, **identity}
         # Written aside and moved: a kill leaves the former checkpoint whole.
         aside = file.with_suffix(".part")
         save_file(state.tensors(), aside, metadata={"state": json.dumps(said)})
         aside.replace(file)
 
-    def _resume(self, state: _State) -> int:
+    def _resume(self, state: _State, identity: dict[str, Any]) -> int:
         """The epochs that a checkpoint of the same settings and data already holds."""
         file = None if self.folder is None else self.folder / "checkpoint.safetensors"
         if file is None or not file.is_file():
@@ -227,10 +235,7 @@ class PotentialTrainer:
                 tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
         except (SafetensorError, KeyError, TypeError, ValueError) as error:
             raise DataError(f"{file}: is no whole checkpoint; remove it") from error
-        mine = json.loads(
-            json.dumps({"model": state.model.config.as_dict(), "training": asdict(self.training)})
-        )
-        if {name: said[name] for name in mine} != mine:
+        if {name: said.get(name) for name in identity} != identity:
             raise ConfigError(
                 f"folder {self.folder}: holds a fit with other settings or data; give another folder"
             )
@@ -350,6 +355,16 @@ def score(model: Potential, graphs: Sequence[Graph], batch_size: int = 16) -> di
         found[f"{name}_mae"] = float(whole.abs().mean())
         found[f"{name}_rmse"] = float(whole.square().mean().sqrt())
     return found
+
+
+def digest_of(graphs: Sequence[Graph]) -> str:
+    """sha256 over every tensor of every structure, in order."""
+    digest = hashlib.sha256()
+    for graph in graphs:
+        for name in sorted(graph):
+            digest.update(f"{name} {tuple(graph[name].shape)} {graph[name].dtype}".encode())
+            digest.update(graph[name].detach().contiguous().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _units(graphs: list[Graph], config: PotentialConfig) -> dict[str, float]:

@@ -106,6 +106,9 @@ def test_a_fit_that_was_cut_off_ends_as_if_it_had_not_been(tmp_path: Path) -> No
     other = PotentialTrainer(SIZES, TrainingConfig(epochs=7), folder=tmp_path)
     with pytest.raises(ConfigError, match="other settings or data"):
         other.fit(waters(8), waters(2, 100))
+    # Validation frames decide which weights are kept: others are other data.
+    with pytest.raises(ConfigError, match="other settings or data"):
+        PotentialTrainer(SIZES, training, folder=tmp_path).fit(waters(8), waters(2, 101))
 
 
 def test_a_crystal_is_fitted_with_its_stress_and_the_calculator_says_the_same(tmp_path: Path) -> None:
